@@ -1,14 +1,14 @@
 """Apache Beam jobs that turn raw federated data into client datasets.
 
 keyed_hash: uniform numbers from a seed and ids
-records: what travels between steps, and why records are left out
+records: records between steps, and reasons to leave them out
 engine: how stages run
 rules: which examples are usable, and which are for testing
-options: raw data, and what a job is told and answers
+options: raw data, a job's options and its summary
 dataset: how any job writes a client dataset
 sources: kinds of raw data
 contact_graph: people of a contact graph as rows
-epidemic: populations and outbreaks made up
+epidemic: generated populations, simulated outbreaks
 commands: the jobs as commands
 __main__: `python -m beam_pipelines`
 """

@@ -1,4 +1,4 @@
-"""The door to the jobs: `python -m beam_pipelines femnist --input DIR --output DIR`; `tff-pdp job` has the same."""
+"""Runs the jobs: `python -m beam_pipelines femnist --input DIR --output DIR`; `tff-pdp job` has the same commands."""
 
 import functools
 import sys
@@ -7,7 +7,7 @@ from tff_pdp import command_line
 
 JOBS = command_line.Table(
     "python -m beam_pipelines",
-    "Turn raw data into client datasets, and make up populations and outbreaks.",
+    "Turn raw data into client datasets, generate populations, and simulate outbreaks.",
     {
         "femnist": "beam_pipelines.commands:Femnist",
         "nist": "beam_pipelines.commands:Nist",

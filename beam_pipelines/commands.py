@@ -1,4 +1,4 @@
-"""Defines the commands of `python -m beam_pipelines`: jobs on images and on contact graphs, and populations made up."""
+"""Defines the commands of `python -m beam_pipelines`: jobs on images and contact graphs, and generated populations."""
 
 import dataclasses
 import logging
@@ -26,14 +26,14 @@ from tff_pdp.settings import Count
 
 
 class _Job(Command):
-    """Runs on Beam, which gets the flags that are none of ours."""
+    """Runs on Beam, which gets the flags that the command does not know."""
 
     rest: ClassVar[str] = "pipeline_args"
     separator: ClassVar[str] = "_"
 
     def run(self) -> Outcome:
         """Runs the job, and shows its counts."""
-        # Beam reports optional packages it does not find; ours are the only warnings a user can act on.
+        # Beam reports optional packages it does not find; a user can act on this package's warnings only.
         logging.basicConfig(level=logging.ERROR, format="%(message)s")
         logging.getLogger("beam_pipelines").setLevel(logging.WARNING)
         return Outcome(self.table())
@@ -47,7 +47,7 @@ class _ImageJob(_Job):
     """Makes clients of images.
 
     Attributes:
-      num_shards: number of output files; one must fit a worker's memory.
+      num_shards: number of output files; each must fit into a worker's memory.
     """
 
     source: SourceSettings
@@ -55,7 +55,7 @@ class _ImageJob(_Job):
     num_shards: Count = 8
 
     def table(self) -> str:
-        """Prepares raw data of a kind."""
+        """Prepares the raw data, and returns its counts as text."""
         output = self.job.output.absolute()
         workspace = output.with_name(f".{output.name}.raw")
         try:
@@ -70,13 +70,13 @@ class Femnist(_ImageJob):
     """LEAF FEMNIST JSON -> client dataset.
 
     Reads every LEAF JSON file of a folder, splits each client's examples into train, validation and test, and writes
-    TFRecord shards from which any one client can be read. Where the folder has LEAF's folders train and test, those say
-    which examples are test examples.
+    TFRecord shards from which each client can be read alone. If the folder has LEAF's folders train and test, they
+    decide which examples are test examples.
 
       %(prog)s --input data/all_data --output data/clients
 
     Attributes:
-      input: folder of LEAF files, `.json` or `.json.gz`, or of its folders `train` and `test`.
+      input: folder that holds LEAF files (`.json` or `.json.gz`), or LEAF's folders `train` and `test`.
     """
 
     source: Leaf
@@ -86,19 +86,19 @@ class Femnist(_ImageJob):
 class Nist(_ImageJob):
     """NIST SD19 PNG files -> client dataset.
 
-    Joins NIST SD19's images by writer with those by class, as LEAF does, and makes a client of every writer.
+    Joins NIST SD19's images by writer with its images by class, as LEAF does, and makes a client of every writer.
 
       %(prog)s --input data/raw --output data/clients
 
     Attributes:
-      input: folder of `by_class` and `by_write`.
+      input: folder that holds `by_class` and `by_write`.
     """
 
     source: NistSd19
     fixed: ClassVar = {"kind": "nist_sd19", "record_set": None, "num_classes": 62}
 
     def table(self) -> str:
-        """Prepares the classes that are asked for."""
+        """Prepares the chosen classes, and returns the counts as text."""
         num_classes = num_nist_classes(self.source.classes)
         job = dataclasses.replace(self.job, num_classes=num_classes)
         return super(Nist, replace(self, source=replace(self.source, num_classes=num_classes), job=job)).table()
@@ -107,12 +107,12 @@ class Nist(_ImageJob):
 class CelebA(_ImageJob):
     """CelebA -> client dataset.
 
-    Makes a client of every person of CelebA, from its text files or from LEAF's JSON, and its JPEGs.
+    Makes a client of every person in CelebA, from the JPEGs and either CelebA's text files or LEAF's JSON.
 
       %(prog)s --input data/celeba --output data/clients
 
     Attributes:
-      input: folder of `identity_CelebA.txt` and `list_attr_celeba.txt`, or of LEAF files.
+      input: folder that holds `identity_CelebA.txt` and `list_attr_celeba.txt`, or LEAF files.
     """
 
     source: Celeba
@@ -122,13 +122,13 @@ class CelebA(_ImageJob):
 class FederatedEmnist(_ImageJob):
     """TFF's Federated EMNIST -> client dataset.
 
-    Reads TensorFlow Federated's database of handwriting, whose test examples stay test examples.
+    Reads TensorFlow Federated's database of handwriting. Its test examples stay test examples.
 
       %(prog)s --input emnist_all.sqlite.lzma --output data/clients
 
     Attributes:
       input: `emnist_all.sqlite`, `emnist_all.sqlite.lzma`, or a folder of the older `.h5` files.
-      num_classes: 10 are digits, 62 all characters.
+      num_classes: 10 for digits, 62 for all characters.
     """
 
     source: FedEmnist
@@ -138,28 +138,29 @@ class FederatedEmnist(_ImageJob):
 class ContactGraph(_Job):
     """People, contacts and an outbreak (PETs tables) -> client dataset.
 
-    Makes a row of every person: own features, those of sampled contacts with the history of the disease, and whether
-    the person falls ill. Clients are silos, such as regions. The manifest says how many rows one person can change,
-    which training's privacy plan (contact_graph) takes from there.
+    Makes a row of every person: the person's features, features and disease history of sampled contacts, and as the
+    label whether the person falls ill. Clients are silos, such as regions. The manifest states how many rows one person
+    can change; the privacy plan `contact_graph` reads this number.
 
       %(prog)s --input data/virginia --degree_bound promise --max_degree 20 --output data/clients
 
     Attributes:
-      input: folder of the tables: person, population_network, disease_outcome_training, ...
-      degree_bound: promise, nobody has met more than `max_degree` people; public_groups, contacts outside of groups by
-        `group_column` are left out; edge, protects contacts, not people.
-      adjacency: of promise: a person becomes another one (2 D + 1 rows), or is left out (D + 1); default replace_one.
+      input: folder that holds the tables person, population_network, disease_outcome_training, ...
+      degree_bound: `promise`: nobody has met more than `max_degree` people; `public_groups`: contacts between different
+        groups by `group_column` are left out; `edge`: contacts are protected, people are not.
+      adjacency: for `promise` only; `replace_one`: a person becomes another one (2 D + 1 rows); `replace_special`: a
+        person is left out (D + 1 rows); default replace_one.
     """
 
     job: ContactGraphOptions
 
     def table(self) -> str:
-        """Makes the rows."""
+        """Makes the rows, and returns the counts as text."""
         return run_contact_graph_job(self.job).table()
 
 
 class _Tables(Command):
-    """Writes tables; Beam has no part in this.
+    """Writes tables, without Beam.
 
     Attributes:
       output: folder to write.
@@ -174,30 +175,30 @@ class _Tables(Command):
 
 
 class GeneratePopulation(_Tables):
-    """Made-up people and contacts (PETs tables).
+    """Generated people and contacts (PETs tables).
 
-    Makes up people with households, schools and workplaces, and whom they meet, as the tables of the PETs pandemic
-    challenge: for demos, tests and benchmarks, not as an estimate for any country.
+    Generates people with households, schools and workplaces, and their contacts, as tables of the PETs pandemic
+    challenge. They are for demos, tests and benchmarks, and are not an estimate for any country.
     """
 
     population: PopulationOptions
 
     def run(self) -> Outcome:
-        """Makes up a population."""
+        """Generates a population."""
         summary = generate_population(self.output, self.population, self.tables, self.overwrite)
         return Outcome(f"{summary.text()}\npopulation: {self.output}")
 
 
 class SimulateOutbreak(_Tables):
-    """An outbreak on a population's contacts.
+    """Simulated outbreak on a population's contacts.
 
-    Simulates an outbreak on the tables person and population_network, day by day, and writes disease_outcome_training
-    (states of the observed days) and target (infected in the days after).
+    Simulates an outbreak on the tables person and population_network, day by day. Writes the tables
+    disease_outcome_training (states on the observed days) and target (infections on the days after).
 
     Attributes:
-      input: folder of the population's tables.
-      output: folder to write; default: the population's own.
-      sparse: leave out rows of state S; a person without a row on a day is in it.
+      input: folder that holds the population's tables.
+      output: folder to write; default: the population's folder.
+      sparse: leave out rows with state S; a person without a row for a day is then in state S.
     """
 
     input: Path
@@ -223,7 +224,7 @@ class ImportContacts(_Tables):
     Attributes:
       contacts: `tij_*.dat` or `.dat.gz`.
       metadata: `metadata_*.dat`: a row for each person, with class, role or department.
-      activity: of all contacts, as the file does not say.
+      activity: activity of all contacts, which the file does not state.
     """
 
     contacts: Path

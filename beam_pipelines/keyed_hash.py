@@ -1,4 +1,4 @@
-"""Draws uniform numbers that depend on a seed and on ids alone: not on positions, order or anybody else."""
+"""Draws uniform numbers that depend on a seed and on ids alone, not on positions, order or other records."""
 
 import hashlib
 
@@ -8,11 +8,11 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws a uniform 64-bit number for each row of ids, int64 `[n]` each: uint64 `[n]`.
+    """Draws a uniform 64-bit number for each row of the ids: int64 `[n]` each -> uint64 `[n]`.
 
-    The finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-    OOPSLA 2014), for choices that have to be reproducible and spread evenly, not for secrets. Each purpose has numbers
-    of its own.
+    Applies the finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", OOPSLA 2014). The numbers suit choices that have to be reproducible and evenly spread, not secrets.
+    Different purposes give independent numbers.
     """
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=str(seed).encode()).digest()
     state = np.full(len(ids[0]), int.from_bytes(digest, "little"), np.uint64)
@@ -23,7 +23,7 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws 128 bits for each row of ids as text: bytes `[n]` of 32 hexadecimal digits."""
+    """Draws 128 bits for each row of the ids, as text: bytes `[n]` of 32 hexadecimal digits."""
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
     return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 

@@ -1,4 +1,4 @@
-"""Describes jobs without starting Beam: section `data` of an experiment, raw data, options, rules and summary."""
+"""Describes jobs without importing Beam: section `data` of an experiment, raw data, options, rules and summary."""
 
 import dataclasses
 import json
@@ -16,37 +16,36 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, CountOrZero, Fraction, Name, Settings, read_settings, to_plain
 
 if TYPE_CHECKING:
-    # It starts Beam, which describing a job does not need.
+    # It imports Beam, which the description of a job does not need.
     from beam_pipelines.engine.stages import Stage
 
 
 class PreparedSource(Protocol):
-    """Input with a job of its own, for a kind of raw data that does not consist of users with examples."""
+    """Raw data that do not consist of users with examples, and have a job of their own."""
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
-        """Prepares a client dataset, or finds one that is already there; raises DataError as other jobs do."""
+        """Prepares a client dataset, or finds it finished; raises DataError as `run_dataset_job` does."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class RawData:
-    """The input of a client-dataset job.
+    """Input of a client-dataset job.
 
     Attributes:
       source: name of the kind of data, as in `tff_pdp.experiment.kinds.SOURCES`.
-      folder: the folder of the files; every worker must see it under this name.
-      files: names of the files, for their hashes in the manifest. Data in very many files have none here, and one hash
-        of all in `parameters`.
-      read_users: path of a file, or of one of `parts` -> every copy of every user in it, not judged. Picklable. Raises
-        DataError, naming the file, for a file that cannot be used at all.
-      are_images: whether the values of an example are pixels, in [0, 1]; otherwise any finite numbers.
-      has_test_examples: whether the source itself says which examples are for test.
-      has_validation_examples: whether the source also says which of the others are for validation.
-      parts: paths in `folder` for `read_users`, one for a task, such as those of `part_names`; default: the files.
-      user_stages: builds the stages whose last one gives the table of users, by
-        `beam_pipelines.dataset.clients.user_pieces`, where a user's examples are not found in one place, in place of
-        `read_users`.
-      parameters: everything else that decided the content, as JSON has it, for the manifest.
+      folder: folder of the files; every worker must see the folder under this name.
+      files: names of the files whose hashes the manifest gets. Empty for data in very many files, which have one hash
+        of all files in `parameters` instead.
+      read_users: function from the path of a file, or of one of `parts`, to every copy of every user in the file,
+        unchecked. Picklable. Raises DataError, naming the file, for a file that cannot be used at all.
+      are_images: whether the values of an example are pixels in [0, 1]; otherwise they may be any finite numbers.
+      has_test_examples: whether the source says which examples are for test.
+      has_validation_examples: whether the source also says which of the other examples are for validation.
+      parts: paths in `folder` for `read_users`, one for each task, for example from `part_names`; default: the files.
+      user_stages: function that builds stages, used instead of `read_users` if a user's examples are spread over the
+        files. The last stage gives the table of users, made by `beam_pipelines.dataset.clients.user_pieces`.
+      parameters: everything else that decides the content, as JSON values, for the manifest.
     """
 
     source: str
@@ -62,15 +61,15 @@ class RawData:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Returns what single tasks read: the parts, or else the files."""
+        """Returns the paths that single tasks read: the parts if there are any, otherwise the files."""
         return self.parts or self.files
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Lists the files in a folder, sorted by name, but for hidden ones: macOS leaves `._a.json` beside `a.json`.
+    """Lists the files in a folder, sorted by name, without hidden files: macOS leaves `._a.json` beside `a.json`.
 
     Raises:
-      DataError: a link leads nowhere.
+      DataError: the target of a link is missing.
     """
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     check_links(paths)
@@ -78,11 +77,11 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def check_links(paths: Iterable[Path]) -> None:
-    """Refuses links that lead nowhere, as where large files of a repository have not been fetched; raises DataError."""
+    """Raises DataError for a link whose target is missing, such as a large file of a repository that is not fetched."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise DataError(
-                f"{path}: a link to {path.readlink()}, which is not there; fetch the file or remove the link"
+                f"{path}: a link to {path.readlink()}, which does not exist; fetch the file or remove the link"
             )
 
 
@@ -92,12 +91,12 @@ def part_names(file: str, count: int) -> tuple[str, ...]:
 
 
 def split_part(path: Path) -> tuple[Path, int, int]:
-    """Splits a path into the file, the number of the part and the number of parts; a whole file is part 0 of 1."""
+    """Splits a part's path into file, number of the part and number of parts; a whole file is part 0 of 1."""
     named = re.fullmatch(r"(.*):(\d+)/(\d+)", str(path))
     return (Path(named[1]), int(named[2]), int(named[3])) if named else (path, 0, 1)
 
 
-# The value of `data.input` for made-up data.
+# The value of `data.input` for generated data.
 GENERATED = "generated"
 
 
@@ -105,21 +104,24 @@ class SourceSettings(Settings):
     """Says where examples come from, and how they become a client dataset; a kind of raw data adds fields of its own.
 
     Attributes:
-      kind: of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
-      input: the raw data: a file or folder, as the kind says.
+      kind: kind of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
+      input: file or folder of the raw data; see the kind.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
-      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
-      validation_fraction: share of each client's examples for choosing settings; where the source has test examples of
-        its own, share of the others.
-      test_fraction: share of each client's examples for the final figures only; not used where the source has its own.
-      exact_split: make each client's shares exact, rounded up to whole examples, instead of expected.
-      min_examples_per_client: smaller clients are left out, and counted.
+      num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
+      validation_fraction: share of each client's examples for choosing settings; where the source has its own test
+        examples, share of the remaining examples.
+      test_fraction: share of each client's examples for the final figures only; not used where the source has test
+        examples of its own.
+      exact_split: make the shares exact for each client (rounded up to whole examples); by default they hold in
+        expectation.
+      min_examples_per_client: smallest number of valid examples of a client; smaller clients are left out and counted.
       num_shards: number of output files.
-      seed: decides the splits, and whatever else a kind draws.
-      max_bad_fraction: preparing fails when more than this share of the examples cannot be used.
-      record_set: whose records these are, where that cannot be seen from their content: one name for all clients, or a
-        name by client. Runs on records of one name are counted together, in whatever form the records are; users and
-        silos of one id under different names are not the same.
+      seed: seed of the splits, and of all other draws of the kind.
+      max_bad_fraction: largest share of examples that cannot be used; with more, preparing fails.
+      record_set: name of the set of records, where their content cannot show that two sets are the same: one name for
+        all clients, or a mapping from client to name. Runs whose records have the same name are counted together, even
+        if the records were prepared in different forms. Equal ids of users or silos do not make them the same where
+        their names differ.
     """
 
     kind: Name
@@ -140,7 +142,7 @@ class SourceSettings(Settings):
             raise ValueError("validation_fraction and test_fraction must leave room for training examples")
 
     def build(self, workspace: Path) -> RawData | PreparedSource:
-        """Describes the raw data to a job; may first write files into the workspace, a folder that is made if missing.
+        """Describes the raw data to a job; may first write files into the folder `workspace`, made if missing.
 
         Raises:
           ConfigError: a setting does not suit the input.
@@ -149,10 +151,10 @@ class SourceSettings(Settings):
         raise NotImplementedError
 
     def check_features(self, shape: tuple[int, ...], num_classes: int) -> None:
-        """Compares `input_shape` and `num_classes` with those of the source.
+        """Compares `input_shape` and `num_classes` with the shape and the number of classes of the source.
 
         Raises:
-          ConfigError: they differ; the message has both.
+          ConfigError: the settings differ from the source; the message names both.
         """
         if (self.input_shape, self.num_classes) != (shape, num_classes):
             raise ConfigError(
@@ -161,7 +163,7 @@ class SourceSettings(Settings):
             )
 
     def job_options(self, output: Path, *, overwrite: bool) -> "ClientDatasetOptions":
-        """Returns the options of the job that makes a client dataset in a folder of its own."""
+        """Returns the options of the job that writes a client dataset into a folder of its own."""
         names = {field.name for field in dataclasses.fields(ClientDatasetOptions)} & set(self.__struct_fields__)
         shared = {name: getattr(self, name) for name in names}
         return ClientDatasetOptions(**shared, output=output, overwrite=overwrite)
@@ -172,15 +174,15 @@ class JobOptions:
     """Options of every job.
 
     Attributes:
-      input: where the raw data lie, as the user named it; for messages.
-      output: folder to write; every worker must see it under this name.
-      seed: keys whatever the job decides by hash.
-      max_bad_fraction: the job fails if more than this share of the input cannot be used.
-      dead_letters: where a failing job keeps its dead letters; default: `<output>.dead_letters`.
+      input: path of the raw data as the user named it, for messages.
+      output: folder to write; every worker must see the folder under this name.
+      seed: seed of everything that the job decides by hash.
+      max_bad_fraction: largest share of the input that cannot be used; with more, the job fails.
+      dead_letters: folder in which a failing job keeps its dead letters; default: `<output>.dead_letters`.
       overwrite: replace a finished dataset that was prepared differently.
-      exchange: how pieces get from one stage to the next: `files`, stage after stage, in bounded memory, and a job that
-        was killed goes on where it was; or `runner`, all stages as one pipeline, for a cluster.
-      runner: the Beam runner. Not DirectRunner, which may download Prism, another runner, and use that.
+      exchange: how pieces get from one stage to the next. `files`: one stage at a time, in bounded memory; a job that
+        was killed resumes where it stopped. `runner`: all stages as one pipeline, for a cluster.
+      runner: name of the Beam runner. DirectRunner does not suit: it may download and use Prism, another runner.
       pipeline_args: flags for Beam, such as `--direct_num_workers=2`, `--direct_running_mode=multi_processing`.
 
     Raises:
@@ -205,7 +207,7 @@ class JobOptions:
             read_settings(hint, getattr(self, name), "options of the job", name)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the options that decide the content of the dataset, not where and how it is made, as JSON values."""
+        """Returns, as JSON values, the options that decide the content of the dataset, not where and how it is made."""
         elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
         return json.loads(json.dumps(parameters, default=to_plain))
@@ -213,14 +215,14 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The outcome of a job; `skipped` means that the output already held exactly this dataset."""
+    """Outcome of a job; `skipped` says whether the output already held exactly this dataset."""
 
     output: Path
     manifest: Manifest
     skipped: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and the folder, flat, for printing or JSON."""
+        """Returns the counts and the folders as one flat mapping, for printing or JSON."""
         manifest = self.manifest
         held_out = sum(not counts["train"] for counts in manifest.clients.values())
         return {
@@ -244,7 +246,7 @@ class Summary:
         }
 
     def table(self) -> str:
-        """Returns the same as aligned lines of text."""
+        """Returns the entries of `as_dict` as aligned lines of text."""
         return "\n".join(f"{key:<48} {value}" for key, value in self.as_dict().items())
 
 
@@ -253,11 +255,11 @@ class ClientRules:
     """Rules by which users become clients.
 
     Attributes:
-      features: of the examples written.
-      examples: which examples are valid.
-      splits: which of them are for training, validation and test.
-      min_examples: clients with fewer valid examples are dropped.
-      num_shards: of the dataset.
+      features: shape and types of the written examples.
+      examples: decides which examples are valid.
+      splits: divides valid examples into training, validation and test.
+      min_examples: smallest number of valid examples of a client; smaller clients are left out.
+      num_shards: number of shards of the dataset.
     """
 
     features: FeatureSpec
@@ -269,12 +271,12 @@ class ClientRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientDatasetOptions(JobOptions):
-    """Options of a client-dataset job. Fields that are not listed mean what `SourceSettings` says.
+    """Options of a client-dataset job. `SourceSettings` explains the fields that are not listed here.
 
     Attributes:
       num_shards: number of shard files. One worker holds the users of one shard in memory.
-      split_by: `sample`, every client's examples are divided; or `user`, all of a client's examples are in one split,
-        so that tests are about people that training has not seen.
+      split_by: `sample`: each client's examples are divided; `user`: all of a client's examples are in one split, so
+        that test users are unknown to training.
 
     Raises:
       ConfigError: a value is out of range.
@@ -294,4 +296,4 @@ class ClientDatasetOptions(JobOptions):
         if not self.test_fraction + self.validation_fraction < 1:
             raise ConfigError("test_fraction and validation_fraction must leave room for train")
         if self.exact_split and self.split_by == "user":
-            raise ConfigError("exact_split is for split_by sample: users go by hash")
+            raise ConfigError("exact_split needs split_by sample; split_by user assigns clients to splits by hash")

@@ -1,4 +1,4 @@
-"""Defines the records that travel between the steps of a pipeline, and the reasons for which one may be left out."""
+"""Defines the records that travel between the steps of a pipeline, and the reasons why a record may be left out."""
 
 import dataclasses
 import enum
@@ -12,9 +12,9 @@ _RAW_LENGTH = 200
 
 
 class Reason(enum.StrEnum):
-    """Why records were left out, by the value that manifests, dead letters and messages show."""
+    """Reason why records were left out; manifests, dead letters and messages show the value."""
 
-    # Records that cannot be used: kept aside as dead letters and counted against `max_bad_fraction`.
+    # Records that cannot be used: kept as dead letters and counted against `max_bad_fraction`.
     MISSING_USER_DATA = "user_without_data"
     UNLISTED_USER = "user_not_in_users_list"
     MALFORMED_USER = "user_data_without_lists_x_and_y"
@@ -45,7 +45,7 @@ class Reason(enum.StrEnum):
     OWN_CONTACT = "contact_with_oneself"
     TIME_RANGE = "time_or_duration_out_of_range"
     AGE_OR_SEX_RANGE = "age_or_sex_out_of_range"
-    # Sound records left out by a rule of the job: counted, and no sign of bad input.
+    # Valid records that a rule of the job leaves out: counted, but no sign of bad input.
     IDENTICAL_USER = "identical_copy_of_user"
     TOO_FEW_EXAMPLES = "client_below_min_examples"
     EMPTY_TRAIN_SPLIT = "client_without_train_examples"
@@ -72,7 +72,7 @@ _LEFT_OUT = (
 
 
 class Unusable(NamedTuple):
-    """Stands for an example or a user that a source finds to be unusable: the text of the dead letter."""
+    """Stands for an example or a user that a source finds unusable; `found` is the text of the dead letter."""
 
     reason: Reason
     found: str
@@ -80,19 +80,19 @@ class Unusable(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class UserRecord:
-    """One copy of one user as a file states it, not yet validated.
+    """One copy of one user as a file states it, not yet checked.
 
     Attributes:
-      client: the user's name.
+      client: name of the user.
       source: name of the file.
-      x: a list of examples: float32 vectors, `Unusable`, or the raw JSON value of anything but a flat list of numbers.
-        Anything but a list is malformed; None means that the file lists the user but has no data for it.
-      y: a list of labels as JSON has them; anything but a list is malformed.
-      num_samples: the count the file states; None if the file does not list the user.
+      x: list of examples: float32 vectors, `Unusable`, or the raw JSON value of anything but a flat list of numbers.
+        Anything but a list is malformed; None means that the file lists the user without data.
+      y: list of labels as JSON values; anything but a list is malformed.
+      num_samples: number of examples that the file states; None if the file does not list the user.
       repeated_key: whether a key was repeated inside the user's object.
-      is_test: for each example whether it is for test, where the source says so; None leaves the choice to the job.
-      is_validation: the same for validation; None leaves the choice among the others to the job.
-      problem: why the user cannot be used, where the source knows more than `x` and `y` show.
+      is_test: for each example, whether the source keeps the example for test; None if the source does not say.
+      is_validation: the same for validation.
+      problem: reason why the user cannot be used, if the source knows more than `x` and `y` show.
     """
 
     client: str
@@ -107,7 +107,7 @@ class UserRecord:
 
     @property
     def num_examples(self) -> int:
-        """Returns how many examples this copy holds; at least 1 for malformed data, so that every loss counts."""
+        """Returns the number of examples in this copy; at least 1 for malformed data, so that every loss counts."""
         if isinstance(self.x, list) and isinstance(self.y, list):
             return max(len(self.x), len(self.y))
         sizes = [len(value) for value in (self.x, self.y) if isinstance(value, list)]
@@ -116,7 +116,7 @@ class UserRecord:
         return max(1, *sizes) if sizes else 1
 
     def fingerprint(self) -> bytes:
-        """Hashes everything but the source: equal for copies with the same content."""
+        """Hashes everything but the source; copies with the same content have equal hashes."""
         stated = [self.num_samples, self.repeated_key, self.is_test, self.is_validation, self.problem, self.y]
         digest = hashlib.sha256(json.dumps(stated).encode())
         for x in self.x if isinstance(self.x, list) else [self.x]:
@@ -128,7 +128,7 @@ class UserRecord:
 
 @dataclasses.dataclass(frozen=True)
 class DeadLetter:
-    """A record that cannot be used. `example` is its position in the user's list, None for the user as a whole."""
+    """Record that cannot be used. `example` is a position in the user's list, or None for the user as a whole."""
 
     source: str
     client: str

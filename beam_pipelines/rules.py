@@ -13,32 +13,32 @@ from tff_pdp.data.manifest import SPLITS
 
 
 def keyed_hash(seed: int, purpose: str, content: bytes) -> int:
-    """Draws a uniform 64-bit number that depends on the arguments alone: not on order, other records or the runner."""
+    """Draws a uniform 64-bit number that depends on the arguments alone, not on order, other records or the runner."""
     digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode(), person=purpose.encode())
     return int.from_bytes(digest.digest(), "big")
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRule:
-    """Divides a client's examples. Nothing depends on other clients.
+    """Divides a client's examples among the splits, independently of other clients.
 
-    By hash, an example's split depends on the seed and its own content alone: adding or removing others never moves an
-    example, and identical examples never lie on both sides.
+    By hash (the default), an example's split depends on the seed and the example's content alone. Adding or removing
+    other examples never moves an example, and identical examples are always in the same split.
 
-    Exact shares are made by rank: the examples with the smallest hashes are for test, the next ones for validation. One
-    example more or less may then move up to two others between the splits, and identical examples may lie on both
-    sides. A privacy guarantee for the training examples is then one for the training examples as they were divided.
+    With `exact`, examples are ranked by hash: the smallest hashes are for test, the next ones for validation. Adding or
+    removing one example may then move up to two others between splits, and identical examples may be in different
+    splits. A privacy guarantee for the training examples then takes their division as given.
 
-    By user, all of a client's examples are in one split, which depends on the seed and the client's name alone: nobody
-    has both training and test examples.
+    With `by_user`, all of a client's examples are in one split, which depends on the seed and the client's name alone.
+    No client has both training and test examples.
 
     Attributes:
-      test_fraction: share for test, where the source does not say which examples are for test.
-      validation_fraction: share for validation, of the examples that the source does not keep for test, where the
-        source does not say which examples are for validation.
-      exact: make every client's shares exact, rounded up to whole examples, instead of expected.
-      seed: keys the hash.
-      by_user: the shares are of clients.
+      test_fraction: share of examples for test, if the source does not say which examples are for test.
+      validation_fraction: share of examples for validation, if the source does not say which examples are for
+        validation; where the source keeps examples for test, share of the remaining examples.
+      exact: make the shares exact for each client, rounded up to whole examples; otherwise they hold in expectation.
+      seed: seed of the hash.
+      by_user: whether the shares are shares of clients instead of examples.
     """
 
     test_fraction: float
@@ -50,13 +50,13 @@ class SplitRule:
     def divide(
         self, client: str, ids: np.ndarray, is_test: np.ndarray | None = None, is_validation: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the places of each split's examples, in the order of their ids: int64 by split.
+        """Returns the positions of each split's examples, int64 by split, sorted by the examples' ids.
 
         Args:
-          client: the client's name.
-          ids: bytes `[n]`, the examples' names.
-          is_test: bool `[n]`, where the source says so.
-          is_validation: bool `[n]`, where the source says so; with both, all others are for training.
+          client: name of the client.
+          ids: bytes `[n]`, ids of the examples.
+          is_test: bool `[n]`, examples that the source keeps for test; None if the source does not say.
+          is_validation: bool `[n]`, the same for validation; with both, all other examples are for training.
         """
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:
@@ -86,7 +86,7 @@ class SplitRule:
         return "validation" if position < sum(shares) else "train"
 
     def _names_by_rank(self, hashes: list[int], shares: tuple[float, float]) -> list[str]:
-        """Returns the split of each example by the rank of its hash; ties are broken by the order of the ids."""
+        """Returns the split of each example by the rank of the example's hash; the order of the ids breaks ties."""
         # As decimals: in binary, 0.07 * 100 is a little more than 7, and would be rounded up to 8.
         first, more = (math.ceil(fractions.Fraction(str(share)) * len(hashes)) for share in shares)
         names = ["train"] * len(hashes)
@@ -100,7 +100,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
-    """Judges a user as a whole: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+    """Checks a user as a whole; returns `(reason, value to quote)`, or `(None, None)` for a valid user."""
     if user.problem is not None:
         return user.problem.reason, user.problem.found
     if user.x is None and user.y is None:
@@ -124,12 +124,12 @@ def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRule:
-    """Tells valid examples from others.
+    """Decides which examples are valid.
 
     Attributes:
-      num_values: how many numbers `x` has.
-      num_classes: labels are integers in `[0, num_classes)`; 0 for a regression, whose labels are finite numbers.
-      are_images: whether `x` holds pixels, in [0, 1]; otherwise any finite numbers.
+      num_values: number of values in `x`.
+      num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
+      are_images: whether `x` holds pixels in [0, 1]; otherwise `x` may hold any finite numbers.
     """
 
     num_values: int
@@ -137,21 +137,21 @@ class ExampleRule:
     are_images: bool
 
     def problems(self, x: list[Any], y: list[Any]) -> dict[int, tuple[Reason, Any]]:
-        """Judges a user's examples: `(reason, what to quote)` by the place of each that is not valid."""
+        """Checks a user's examples; returns `(reason, value to quote)` by the position of each invalid example."""
         if self._are_all_sound(x, y):
             return {}
         judged = {place: self.problem(*example) for place, example in enumerate(zip(x, y, strict=True))}
         return {place: (reason, raw) for place, (reason, raw) in judged.items() if reason is not None}
 
     def problem(self, x: Any, y: Any) -> tuple[Reason | None, Any]:
-        """Judges one example: `(reason, what to quote)`, or `(None, None)` for a sound one."""
+        """Checks one example; returns `(reason, value to quote)`, or `(None, None)` for a valid example."""
         if isinstance(x, Unusable):
             return x.reason, x.found
         reason, raw = self._value_problem(x)
         return (reason, raw) if reason else self._label_problem(y)
 
     def _are_all_sound(self, x: list[Any], y: list[Any]) -> bool:
-        """Tells whether all examples are sound at one look, which takes a fraction of the time."""
+        """Tells whether all examples are valid, in one check that is far faster than one check for each example."""
         if not x or not all(isinstance(row, np.ndarray) and row.size == self.num_values for row in x):
             return False
         values = np.stack(x)
@@ -173,7 +173,7 @@ class ExampleRule:
         return None, None
 
     def _label_problem(self, y: Any) -> tuple[Reason | None, Any]:
-        # False for anything but a number, for NaN, and for integers of any length beyond float32.
+        # False for anything but a number, for NaN, and for integers beyond the range of float32.
         is_finite = type(y) in (int, float) and abs(y) <= _LARGEST
         if not self.num_classes:
             return (None, None) if is_finite else (Reason.LABEL_NOT_FINITE, y)

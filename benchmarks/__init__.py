@@ -1,7 +1,7 @@
-"""Seconds and megabytes: this project beside others, on the same work.
+"""Compares seconds and megabytes of this project and of others on the same work.
 
-machine: what machine this is, where the results are, and what a command costs
+machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`
-preparing: what preparing and reading data cost; `make bench-beam`
+preparing: costs of preparing and reading data; `make bench-beam`
 serving: exports, loads, calls; `make bench-serving`
 """

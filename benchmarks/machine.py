@@ -1,6 +1,6 @@
-"""Says what machine this is, in words that do not tell whose, where measurements are written, and what commands cost.
+"""Describes this machine without naming its host, names the folder of results, and measures the cost of commands.
 
-A command costs processor time of all its processes, wall time, and memory at its highest.
+The cost of a command is the processor time of all its processes, wall time, and peak memory.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _SAMPLE_SECONDS = 0.1
 
 
 def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """Processor, usable cores, memory and system, without any name of the host."""
+    """Describes processor, usable cores, memory and system, without the host's name."""
     fields = dict(line.split(":", 1) for line in cpu_info.read_text().splitlines() if ":" in line)
     facts = {name.strip(): value.strip() for name, value in fields.items()}
     model = f"{facts.get('model name', platform.machine())} (model {facts.get('model', '?')})"
@@ -33,13 +33,13 @@ def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a command cost.
+    """Cost of a command.
 
     Attributes:
-      cpu_s: seconds of processor time, of all its processes.
+      cpu_s: seconds of processor time of all processes.
       wall_s: seconds from start to end.
-      peak_rss_mb: the largest resident memory of its processes together, sampled ten times a second.
-      output: what it printed.
+      peak_rss_mb: largest resident memory of all processes together, sampled ten times a second.
+      output: text that the command printed.
     """
 
     cpu_s: float
@@ -52,7 +52,7 @@ def measure_command(command: Sequence[str]) -> Cost:
     """Runs a command to its end.
 
     Raises:
-      RuntimeError: it failed; the message ends with what it said.
+      RuntimeError: the command failed; the message ends with the command's last errors.
     """
     before = _children_seconds()
     start = time.perf_counter()
@@ -69,7 +69,7 @@ def measure_command(command: Sequence[str]) -> Cost:
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command line of a module under this interpreter."""
+    """Returns the command line that runs a module under this interpreter."""
     return [sys.executable, "-m", module, *arguments]
 
 

@@ -1,9 +1,9 @@
-"""Tools that are not of the product.
+"""Tools for developers that are no part of the product.
 
-digests: what small experiments write, as digests
-bounds_seen: how much of their bounds comparisons in tests use
+digests: digests of the files that small experiments write
+bounds_seen: share of their bounds that comparisons in tests use
 collected_ids: tests that a change lost
-audit_deps: pinned packages beside their known vulnerabilities
+audit_deps: known vulnerabilities of pinned packages
 bazel: targets for tests, and a check without network
 flink: a Flink cluster on this machine
 """

@@ -2,8 +2,8 @@
 
     make audit-deps
 
-The exit status is 1 where a pin is affected and the list does not say what is done about it, where a source has what
-the list says is absent, or where a package of the list is pinned no more.
+The exit status is 1 if a pin is affected and the list gives no reason why it does no harm, if a source has code that
+the list says is absent, or if a package of the list is no longer pinned.
 """
 
 import re
@@ -21,7 +21,7 @@ PACKAGES = ("tff_pdp", "beam_pipelines", "serving")
 
 
 def main() -> int:
-    """Prints a line for each vulnerability, and when the list was looked at."""
+    """Prints a line for each vulnerability, and the date of the last look at the list."""
     content = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
     looked_at = content.pop("looked_at")
     sources = [file.read_text() for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
@@ -34,15 +34,15 @@ def main() -> int:
 
 
 def read_pins(*locks: str) -> dict[str, str]:
-    """Returns the versions that the texts of locks pin, by package."""
+    """Returns the pinned versions by package; each argument is the text of a lock file."""
     return dict(pin for lock in locks for pin in re.findall(r"^([a-z0-9-]+)==([^\s;]+)", lock, re.MULTILINE))
 
 
 def findings(known: Mapping[str, Any], pins: Mapping[str, str], sources: list[str]) -> Iterator[tuple[bool, str]]:
-    """Yields for each known vulnerability whether all is well, and a sentence."""
+    """Yields, for each known vulnerability, whether all is well, and a sentence that says why."""
     for package, entry in known.items():
         if package not in pins:
-            yield False, f"{package} is not pinned: take it off the list"
+            yield False, f"{package} is not pinned: remove it from the list"
             continue
         for one in entry["known"]:
             about = f"{package} {pins[package]}: {one['id']}"
@@ -50,7 +50,7 @@ def findings(known: Mapping[str, Any], pins: Mapping[str, str], sources: list[st
             if not any(SpecifierSet(versions).contains(pins[package], prereleases=True) for versions in ranges):
                 yield True, f"{about} is of {' or '.join(ranges)}"
             elif "done" not in one:
-                yield False, f"{about} ({one['what']}): affected, and the list does not say what is done about it"
+                yield False, f"{about} ({one['what']}): affected, and the list has no entry `done` for it"
             elif "absent" in one and any(re.search(one["absent"], source) for source in sources):
                 yield False, f"{about} ({one['what']}): affected, and a source has {one['absent']}"
             else:

@@ -1,9 +1,9 @@
-"""A pytest plugin: the largest difference that each comparison of floats in the tests saw, beside its bound.
+"""Records, as a pytest plugin, the largest difference that each comparison of floats in the tests saw.
 
     .venv/bin/python -m pytest -p tools.bounds_seen --bounds-seen=seen.jsonl
 
-Each line of the file has the place of a comparison, the largest difference, and the largest share of its bound that a
-difference took. Bounds follow from arithmetic, so a share near 1 is no fault; the file tells how much room a bound
+Each line of the file has the place of a comparison, the largest difference, and the largest difference divided by the
+comparison's bound. Bounds follow from arithmetic, so a share near 1 is no fault; the file shows how much room a bound
 leaves on this machine. Processes of pytest-xdist append to one file; `python tools/bounds_seen.py FILE...` sums up.
 """
 
@@ -17,18 +17,18 @@ from pathlib import Path
 import numpy as np
 
 _TESTS = str(Path(__file__).resolve().parents[1] / "tests") + os.sep
-# Has a comparison of its own, whose place is where it is called.
+# This file has a comparison function of its own; the place of such a comparison is the line that calls the function.
 _HELPERS = _TESTS + "rounding.py"
 _SEEN: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
 
 
 def pytest_addoption(parser):
     """Adds the option that names the file."""
-    parser.addoption("--bounds-seen", metavar="FILE", help="where to append what was seen")
+    parser.addoption("--bounds-seen", metavar="FILE", help="file to append the differences to")
 
 
 def pytest_configure(config):
-    """Watches `numpy.testing.assert_allclose` and `pytest.approx` from here on."""
+    """Starts to watch `numpy.testing.assert_allclose` and `pytest.approx`."""
     from _pytest import python_api
 
     allclose, scalar = np.testing.assert_allclose, python_api.ApproxScalar.__eq__
@@ -39,7 +39,7 @@ def pytest_configure(config):
 
     def watched_scalar(self, actual):
         numbers = int | float | np.floating
-        # The tolerance of an expected NaN is an error, and one's own question would be the first.
+        # Pytest raises an error for the tolerance of an expected NaN, so the plugin must not ask for it.
         if isinstance(self.expected, numbers) and isinstance(actual, numbers) and math.isfinite(self.expected):
             _note(actual, self.expected, 0.0, self.tolerance)
         return scalar(self, actual)
@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 
 def pytest_sessionfinish(session):
-    """Appends what this process has seen."""
+    """Appends the differences that this process saw to the file."""
     path = session.config.getoption("--bounds-seen")
     if path and _SEEN:
         lines = [json.dumps([file, line, *seen]) for (file, line), seen in _SEEN.items()]
@@ -58,7 +58,7 @@ def pytest_sessionfinish(session):
 
 
 def note(difference: float, share: float) -> None:
-    """Takes down one comparison of the test that calls this, for comparisons with a function of their own."""
+    """Records one comparison of the calling test, for comparisons that have a function of their own."""
     place = _place()
     if place:
         seen = _SEEN[place]
@@ -91,7 +91,7 @@ def _place() -> tuple[str, int] | None:
 
 
 def main() -> int:
-    """Prints, for each comparison in the files named, its largest difference and share of its bound."""
+    """Prints, for each comparison in the named files, the largest difference and the largest share of the bound."""
     largest: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for name in sys.argv[1:]:
         for text in Path(name).read_text().splitlines():

@@ -1,12 +1,12 @@
-"""Shows that no test was lost: ids of tests in an old list that a new one neither has nor says what replaced them.
+"""Lists lost tests: ids in an old list of tests that are not in the new list and have no replacement.
 
     .venv/bin/python -m pytest --collect-only -q -m "" > new.txt
     .venv/bin/python tools/collected_ids.py old.txt new.txt --moves moves.tsv --replaced replaced.tsv
 
-Both lists may also be checkouts; their tests are collected then, by this Python. A line of the moves has the old path
-of a file and its new one, separated by a tab. A line of the replacements has an old id, or the beginning of some with a
-`*` at its end, and after a tab the ids that stand for it, separated by ` | `, or `-` and a reason. Ids that stand for
-one must exist.
+Either list may also be a checkout; this Python then collects its tests. A line of the moves has the old and the new
+path of a file, separated by a tab. A line of the replacements has an old id, or the beginning of several ids with a `*`
+at the end; after a tab follow the new ids that replace it, separated by ` | `, or `-` and a reason. The new ids must
+exist.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def ids_of(source: Path) -> list[str]:
-    """Read the ids of tests in a file, or collect those of a checkout."""
+    """Reads the ids of tests in a file, or collects the tests of a checkout."""
     if source.is_dir():
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
         text = subprocess.run(command, cwd=source, capture_output=True, text=True, check=True).stdout
@@ -26,7 +26,7 @@ def ids_of(source: Path) -> list[str]:
 
 
 def moved(test: str, moves: dict[str, str]) -> str:
-    """Return the id of a test whose file was moved."""
+    """Returns the id of a test after its file was moved."""
     path, _, name = test.partition("::")
     new = moves.get(path, path)
     module, new_module = (text.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for text in (path, new))
@@ -37,7 +37,7 @@ def moved(test: str, moves: dict[str, str]) -> str:
 
 
 def find_lost(old: list[str], new: list[str], moves: dict[str, str], replaced: dict[str, str]) -> list[str]:
-    """Return the old ids that the new list neither has, moved or not, nor has replacements of."""
+    """Returns the old ids that are not in the new list, moved or not, and that nothing replaces."""
     present, starts = set(new), {key[:-1]: value for key, value in replaced.items() if key.endswith("*")}
 
     def stands(test: str) -> bool:
@@ -53,13 +53,13 @@ def find_lost(old: list[str], new: list[str], moves: dict[str, str], replaced: d
 
 
 def read_table(path: Path | None) -> dict[str, str]:
-    """Read two columns, separated by a tab."""
+    """Reads two columns, separated by a tab."""
     lines = path.read_text().splitlines() if path else []
     return dict(line.split("\t", 1) for line in lines if "\t" in line)
 
 
 def main() -> int:
-    """Print what was lost; returns 1 if anything was."""
+    """Prints the lost tests; returns 1 if there are any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
@@ -69,7 +69,7 @@ def main() -> int:
     old, new = ids_of(options.old), ids_of(options.new)
     moves, replaced = read_table(options.moves), read_table(options.replaced)
     lost = find_lost(old, new, moves, replaced)
-    print("\n".join([*lost, f"{len(old)} tests before, {len(new)} now, {len(lost)} of the former lost"]))
+    print("\n".join([*lost, f"{len(old)} tests before, {len(new)} now, {len(lost)} lost"]))
     return 1 if lost else 0
 
 

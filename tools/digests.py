@@ -1,12 +1,12 @@
-"""Runs small experiments of every kind with fixed seeds and prints a digest of all they write.
+"""Runs small experiments of every kind with fixed seeds and prints digests of all files that they write.
 
-A change that moves code, or makes it faster, must not change a number: run this before and after on one machine, and
-compare.
+A change that moves code, or makes it faster, must not change a number: run this tool before and after the change, on
+the same machine, and compare.
 
     .venv/bin/python tools/digests.py --data DIR > before.json
     .venv/bin/python tools/digests.py --data DIR --checkout ../other > after.json
 
-Digests depend on the processor, as sums of floats do: they compare two versions on one machine, not two machines.
+Digests depend on the processor, as sums of floats do: compare two versions on one machine, not two machines.
 """
 
 import argparse
@@ -26,20 +26,20 @@ import numpy as np
 import yaml
 from sklearn.datasets import load_digits
 
-# Of the same run, these say when and where it ran, or which files the code has.
+# Keys whose values say when and where a run took place, or which files the code has.
 VOLATILE = ("seconds", "time", "created", "started", "finished", "path", "folder", "input", "output", "source_digest")
-# One thread an operation: how many there are decides the order of some sums.
+# One thread per operation, because the number of threads decides the order of some sums.
 ENVIRONMENT = {"TF_NUM_INTRAOP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "MPLBACKEND": "Agg"}
-# Ids are hashed with a key of each run's own, unless they are plain.
+# Plain ids, because hashed ids depend on a key that each run draws.
 SETTINGS = {"training.test_only_seed": 1, "training.client_parallelism": "loop", "export.client_ids": "plain"}
 SEEDED = tuple(part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}"))
 
 
 def main() -> int:
-    """Prints a JSON document: for each experiment, each file it wrote and its digest."""
+    """Prints a JSON document: for each experiment, the files that it wrote and their digests."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with school, mnist and mnist_writers")
-    parser.add_argument("--checkout", type=Path, default=Path(), help="whose code runs; default: this one's")
+    parser.add_argument("--checkout", type=Path, default=Path(), help="checkout whose code runs; default: this one")
     parser.add_argument("--only", action="append", choices=sorted(EXPERIMENTS), help="one experiment; default: all")
     options = parser.parse_args()
     found: dict[str, dict[str, str]] = {}
@@ -53,14 +53,14 @@ def main() -> int:
 
 
 class Run:
-    """Calls the command of one checkout in a folder of its own."""
+    """Runs the command of one checkout in a folder of its own."""
 
     def __init__(self, checkout: Path, folder: Path, data: Path):
         self.checkout, self.folder, self.data = checkout, folder, data
 
     def config(self, name: str) -> str:
-        """Path of a configuration of the checkout."""
-        # Earlier versions have them outside of the package.
+        """Returns the path of a configuration of the checkout."""
+        # Earlier versions have configurations outside of the package.
         folders = (self.checkout / folder for folder in ("tff_pdp/configs", "configs"))
         return str(next(folder / name for folder in folders if folder.is_dir()))
 
@@ -85,7 +85,7 @@ class Run:
 
 
 def demo(run: Run) -> None:
-    """The demo's digits and configuration, from raw data to an export."""
+    """Runs the demo's digits and configuration, from raw data to an export."""
     digits = load_digits()
     images, labels = digits.images / 16, digits.target
     users = {f"silo_{k:02}": np.arange(k, len(labels), 10) for k in range(10)}
@@ -105,7 +105,7 @@ def demo(run: Run) -> None:
 
 
 def school(run: Run, *options: str) -> None:
-    """School: one seed, one budget, three methods."""
+    """Runs School: one seed, one budget, three methods."""
     methods = ("--methods", "local_only", "fed_avg", "mr_mtl")
     run(
         "reproduce",
@@ -124,7 +124,7 @@ def school(run: Run, *options: str) -> None:
 
 
 def users(run: Run) -> None:
-    """Writers of MNIST under user-level privacy: states, cohorts, a shared part, a hypernetwork, an export."""
+    """Runs MNIST's writers with user-level privacy: states, cohorts, a shared part, a hypernetwork, an export."""
     config = ("--config", run.config("reproduce/mnist_writers.yaml"), "--set", "output=run", *SEEDED)
     config += ("--set", f"data.input={run.data / 'mnist'}", "--set", "training.rounds=2")
     run("prepare", *config)
@@ -135,7 +135,7 @@ def users(run: Run) -> None:
 
 
 def contact_graph(run: Run) -> None:
-    """A made-up outbreak: tables, rows of people, node-level privacy, an export."""
+    """Runs a simulated outbreak: tables, rows of people, node-level privacy, an export."""
     text = yaml.safe_load(Path(run.config("reproduce/pandemic.yaml")).read_text())
     text["output"] = "run"
     text["data"]["population"]["num_people"] = 8000
@@ -155,7 +155,7 @@ EXPERIMENTS = {
 
 
 def digests(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yields each file below a folder and the digest of its content, without what is different in each run."""
+    """Yields each file below a folder and the digest of its content, without parts that differ in each run."""
     for path in sorted(folder.rglob("*")):
         is_volatile = path.suffix in (".key", ".log") or path.name == "partial.jsonl" or path.parent.name == "variables"
         if path.is_file() and not path.is_symlink() and not is_volatile:
@@ -166,7 +166,7 @@ def _content(path: Path) -> bytes:
     match path.suffix:
         case ".json":
             content = _lasting(json.loads(path.read_text()))
-            # An export's list of its own files and their hashes: they are compared one by one.
+            # This manifest is an export's list of files and hashes; the files themselves are compared.
             return b"" if path.name == "manifest.json" and "files" in content else _as_bytes(content)
         case ".jsonl":
             return _as_bytes([_lasting(json.loads(line)) for line in path.read_text().splitlines()])
@@ -174,19 +174,19 @@ def _content(path: Path) -> bytes:
             with np.load(path, allow_pickle=False) as arrays:
                 return b"".join(_of_array(key, array) for key, array in arrays.items())
         case ".html":
-            # The time of writing, and seconds per round.
+            # Without the time of writing and the seconds per round.
             return re.sub(r"[0-9T:+-]{25} ·|[0-9.e-]+ s each", "", path.read_text()).encode()
         case ".pb" if path.name == "saved_model.pb":
             return _of_saved_model(path)
         case ".pb":
-            # A fingerprint of the bytes of the graph.
+            # This file is a fingerprint of the bytes of the graph.
             return b""
         case _:
             return path.read_bytes()
 
 
 def _of_saved_model(path: Path) -> bytes:
-    """All variables, and how often each operation is in a function; names of functions have numbers of the process."""
+    """Returns all variables and counts of operations, without the names of functions, which depend on the process."""
     from tensorflow import train
     from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 

@@ -1,4 +1,4 @@
-"""Makes rows of contacts, in stages: read and give each to both ends, then sample and write."""
+"""Makes rows from contacts in two stages: read contacts and send each to both of its people; sample and write."""
 
 import dataclasses
 import functools
@@ -24,18 +24,18 @@ from tff_pdp.data.manifest import SPLITS
 
 CONTACT_COLUMNS = ("pid1", "pid2", "start_time", "duration", "activity1", "activity2")
 _TABLE = "population_network"
-# Each contact that is kept becomes two; counted where they are given and where they arrive.
+# Each kept contact becomes two ends, which are counted where they are sent and where they arrive.
 _ENDS = "contact_ends"
 _END = {"owner": np.int32, "other": np.int32, "start": np.int32, "duration": np.int32, "activity": np.int8}
-# Share of contacts: people seldom meet twice at the same second for the same time.
+# Largest expected share of exact repeats: people seldom meet twice at the same second for the same time.
 _MOST_REPEATED = 0.1
 _LOGGER = logging.getLogger(__name__)
-# Rows encoded at a time.
+# Number of rows that are encoded at a time.
 _BLOCK_ROWS = 1 << 15
 
 
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
-    """Builds the stages, to be run after those of people."""
+    """Builds the stages of contacts, which run after the stages of people."""
     read, write = (functools.partial(work, rules) for work in (_read_contacts, _write_rows))
     return (
         Stage("read_contacts", tuple(chunks), read, gives=("contacts",), after=(ORDER,)),
@@ -44,7 +44,7 @@ def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...
 
 
 def _read_contacts(rules: RowRules, task: Chunk, context: TaskContext) -> Iterator[Piece]:
-    """A chunk of contacts -> each, seen from both ends, to the partitions of both, unless it is between groups."""
+    """Sends both ends of each contact in a chunk to their partitions; drops contacts between groups."""
     people, lookup = People.load(context.folder), PlaceLookup.load(context.folder)
     for rows in read_chunk(task, CONTACT_COLUMNS):
         count_read_rows(context, _TABLE, rows)
@@ -86,7 +86,7 @@ def _both_ends(columns: Columns, rules: RowRules, people: People, lookup: PlaceL
 
 
 def _write_rows(rules: RowRules, task: int, context: TaskContext) -> Iterable[Piece]:
-    """All contacts of consecutive people -> their rows, as one shard."""
+    """Writes the rows of consecutive people, made from all of their contacts, as one shard."""
     people = People.load(context.folder)
     first, last = (-(-number * len(people) // rules.num_shards) for number in (task, task + 1))
     ends = gather(context, "contacts", _END)
@@ -100,7 +100,7 @@ def _write_rows(rules: RowRules, task: int, context: TaskContext) -> Iterable[Pi
     repeated = share_repeated(own)
     if repeated > _MOST_REPEATED:
         _LOGGER.warning(
-            "shard %d: %.0f%% of the contacts repeat another one exactly, and durations are added up: was a part "
+            "shard %d: %.0f%% of the contacts repeat another contact exactly; their durations are added up. Was a part "
             "of %s delivered twice?",
             task,
             100 * repeated,
@@ -117,7 +117,7 @@ def _write_rows(rules: RowRules, task: int, context: TaskContext) -> Iterable[Pi
 
 @dataclasses.dataclass(frozen=True)
 class _Shard:
-    """The people of one shard, with their contacts."""
+    """People of one shard, with their contacts."""
 
     rules: RowRules
     people: People
@@ -126,14 +126,14 @@ class _Shard:
     pairs: Pairs
 
     def extents(self, context: TaskContext) -> Iterator[Extent]:
-        """Yields the rows by silo and split, some at a time: each person's windows in time, and then tests."""
+        """Yields the rows by silo and split, in blocks: each person's windows in time, and then tests."""
         last = self.first + len(self.degrees)
         silos = np.asarray(self.people.silo[self.first : last])
         for silo in np.unique(silos).tolist():
             begin, end = self.first + np.searchsorted(silos, [silo, silo + 1])
             splits = np.asarray(self.people.split[begin:end])
             for name in sorted(SPLITS):
-                # Consecutive, because people are sorted by split; everybody may have a test.
+                # People are sorted by split, so these are consecutive; everybody may have a test row.
                 inside = begin + np.flatnonzero((splits == SPLITS.index(name)) | (name == "test"))
                 if len(inside):
                     yield from self._blocks(silo, name, int(inside[0]), int(inside[-1]) + 1, context)
@@ -148,7 +148,7 @@ class _Shard:
                     yield Extent(self.people.silos[silo], split, records, len(y))
 
     def _examples(self, split: str, begin: int, end: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yields features, labels and names of the rows of consecutive people, one window in time after the other."""
+        """Yields features, labels and names of the rows of consecutive people, one window in time after another."""
         settings, seed = self.rules.options.rows, self.rules.options.seed
         pids = np.asarray(self.people.pid[begin:end])
         if split == "test":

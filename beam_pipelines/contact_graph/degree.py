@@ -1,14 +1,14 @@
 """Bounds how many rows one person, or one pair's contacts, can change; privacy plans build on the bound and its proof.
 
-A person's row is a function of the person, of its contacts with people of its own silo, and of these people. The
-contacts that fill the row's slots depend on nobody else (`beam_pipelines.contact_graph.sampling`), so a row changes
-only if its own person, one of its contacts or one of the people at their other ends does.
+A person's row is a function of the person, of the person's contacts within the silo, and of the people met. The choice
+of contacts for the row's slots depends on nobody else (`beam_pipelines.contact_graph.sampling`). So a row changes only
+if its person, one of the person's contacts, or one of the people met changes.
 
-All bounds assume that these are public: people's silo, group and household, the sizes of households, the number of
-people, and the number of days that durations are divided by (`observed_days`). They also assume that neighbouring
-graphs are well-formed: people whose rows cannot be read or conflict, and people whose days of disease contradict each
-other (not S, I, R in this order), are left out, which changes the number of rows. A job that refuses input with too
-many bad rows reveals one bit about the input.
+All bounds assume that the following is public: people's silo, group and household, the sizes of households, the number
+of people, and the number of days that durations are divided by (`observed_days`). All bounds also assume that
+neighbouring graphs are well-formed: a person whose rows are unreadable or conflicting, or whose disease states are not
+in the order S, I, R, is left out, which changes the number of rows. A job that refuses input with too many bad rows
+reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -22,33 +22,35 @@ from tff_pdp.settings import Count, CountOrZero, Settings
 
 
 class _Bound(Settings):
-    """A bound that depends neither on degrees nor on groups."""
+    """Bound that depends neither on degrees nor on groups."""
 
     group_column: ClassVar[str | None] = None
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """Returns the bound, where everybody has a row for each of some windows in time, and a row has some slots."""
+        """Returns the bound for people with `num_windows` rows each, and rows with `num_slots` slots."""
         raise NotImplementedError
 
     def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
-        """Checks how many people have been met, int64 `[n]`, by people of ids int64 `[n]`; raises DataError."""
+        """Checks the degrees, int64 `[n]`, of people with ids int64 `[n]`; raises DataError if one is too large."""
 
     def check_groups(self, sizes: np.ndarray) -> None:
-        """Checks the sizes of groups, int64 `[groups]`; raises DataError for one that is too large."""
+        """Checks the sizes of groups, int64 `[groups]`; raises DataError if one is too large."""
 
 
 class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True):
-    """Nobody has met more than D people: a public promise, checked when rows are made.
+    """Promises in public that nobody has met more than D people; the promise is checked when rows are made.
 
-    Guarantee: let u be a person. Rows that u can change are u's own and those of the people u has met, at most D:
-      D + 1 if u leaves (`replace_special`: u's row is one of zeros, u is in no other row). If u becomes somebody else
-      with other contacts (`replace_one`), rows of the people met before and after change, D each: 2 D + 1.
+    Guarantee: person u can change u's own row and the rows of the people that u has met, at most D. With
+      `replace_special`, u leaves: u's row is all zeros and u is in no other row, so D + 1 rows change. With
+      `replace_one`, u becomes somebody else with other contacts: u's row, and the rows of at most D people met before
+      and D people met after change, 2 D + 1 rows.
     Assumes: D was chosen without looking at the data, and both graphs keep the promise. A job that refuses rows
       reveals that the promise is broken.
 
     Attributes:
-      max_degree: D, of different people anybody has met within its silo.
-      adjacency: how neighbouring graphs differ.
+      max_degree: D, the largest number of different people that anybody has met within the own silo.
+      adjacency: how neighbouring graphs differ. `replace_one`: a person becomes somebody else, with other contacts;
+        `replace_special`: a person leaves, and the row is all zeros.
     """
 
     max_degree: CountOrZero
@@ -67,25 +69,25 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
         )
 
     def check_degrees(self, degrees: np.ndarray, people: np.ndarray) -> None:
-        """Refuses people who have met too many."""
+        """Raises DataError if somebody has met more than `max_degree` people."""
         excess = np.flatnonzero(degrees > self.max_degree)
         if len(excess):
             raise DataError(
-                f"degree_bound: person {people[excess[0]]} has met {degrees[excess[0]]} people of its silo, and "
-                f"{self.max_degree} are promised (max_degree). Rows would not be as private as promised: promise more, "
-                "or use kind public_groups or edge"
+                f"degree_bound: person {people[excess[0]]} has met {degrees[excess[0]]} people of the own silo, more "
+                f"than the promised max_degree {self.max_degree}. Rows would be less private than promised: raise "
+                "max_degree, or use kind public_groups or edge"
             )
 
 
 class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=True):
-    """Contacts outside of public groups, such as households, wards or school classes, are left out.
+    """Leaves out contacts between different public groups, such as households, wards or school classes.
 
-    Guarantee: whatever u does, only rows of u's group change, u's own among them: at most B.
-    Assumes: who belongs to which group is public, as is B.
+    Guarantee: person u can change only the rows of u's group, u's own row included: at most B rows.
+    Assumes: the group of every person is public, and so is B.
 
     Attributes:
-      group_column: of table `person` (or `household`): equal for people of one group.
-      max_group_size: B.
+      group_column: column whose value people of one group share: `person.<column>` or `household.<column>`.
+      max_group_size: B, the largest number of people in a group.
     """
 
     group_column: Annotated[str, Meta(pattern=r"^(person|household)\.\w+$")]
@@ -102,18 +104,18 @@ class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=
         )
 
     def check_groups(self, sizes: np.ndarray) -> None:
-        """Refuses groups that are too large."""
+        """Raises DataError if a group has more than `max_group_size` people."""
         if sizes.max(initial=0) > self.max_group_size:
             raise DataError(
                 f"degree_bound: a group by {self.group_column} has {sizes.max()} people, more than max_group_size "
-                f"{self.max_group_size}: allow larger groups, or name another group_column"
+                f"{self.max_group_size}: raise max_group_size, or name another group_column"
             )
 
 
 class EdgeLevel(_Bound, tag_field="kind", tag="edge", omit_defaults=True):
-    """Protects which pairs have met, and when; not people, whose own features and states are then not hidden.
+    """Protects which pairs have met, and when. People are not protected: their features and states are not hidden.
 
-    Guarantee: all contacts of a pair are in the rows of these two people and in no other: two rows change.
+    Guarantee: all contacts of a pair are in the rows of these two people and in no other row: two rows change.
     """
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:

@@ -1,4 +1,4 @@
-"""Reads the tables of a population in chunks: columns as arrays, and unusable rows kept aside."""
+"""Reads the tables of a population in chunks: returns columns as arrays, and keeps unusable rows aside."""
 
 import dataclasses
 import functools
@@ -24,21 +24,21 @@ from tff_pdp.errors import DataError
 
 # The type stubs do not know its functions.
 _COMPUTE: Any = pyarrow.compute
-# A task reads so much at a time, uncompressed.
+# Number of uncompressed bytes that a task reads at a time.
 _CHUNK_BYTES = 64 << 20
 _LOGGER = logging.getLogger(__name__)
 _LONGEST_HEADER = 1 << 20
-# Share of rows: with more, it is the whole file that cannot be read.
+# Largest share of rows that are not UTF-8; with more, the whole file cannot be read.
 _MOST_OF_ANOTHER_ENCODING = 0.01
 _INTEGER = r"^-?\d{1,19}(\.0*)?$"
 _DECIMAL = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-# Columns whose names differ between releases of the challenge's data: taken by their place where the name is not there.
+# Columns whose names differ between releases of the challenge's data: found by position if the name is missing.
 _BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "target": ("pid", "infected")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """A part of one file of a table: row groups, bytes of text, or (compressed text) all of it."""
+    """Part of one file of a table: a range of row groups, a range of bytes of text, or a whole compressed text."""
 
     table: str
     path: Path
@@ -47,15 +47,15 @@ class Chunk:
 
     @property
     def source(self) -> str:
-        """Returns the file's name for dead letters, the same wherever the folder lies."""
+        """Returns the file's name for dead letters, which does not depend on where the folder lies."""
         return self.path.name if self.path.stem.startswith(self.table) else f"{self.table}/{self.path.name}"
 
 
 @dataclasses.dataclass(frozen=True)
 class InputRows:
-    """Some rows of a table: columns as arrays of equal length, and the rows that could not be read.
+    """Some rows of a table: columns as arrays of equal length, and dead letters of the rows that could not be read.
 
-    Strings are object arrays, states of the disease 0 (S), 1 (I) and 2 (R).
+    Strings are object arrays; states of the disease are 0 (S), 1 (I) and 2 (R).
     """
 
     columns: Mapping[str, np.ndarray]
@@ -66,10 +66,10 @@ class InputRows:
 
 
 def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, ...]:
-    """Finds the files of a table, all of which have these columns; none where there is no such table.
+    """Finds the files of a table and checks that each has the columns; returns none if there is no such table.
 
     Raises:
-      DataError: the table is there twice, or a file cannot be read or lacks a column.
+      DataError: the table exists twice, or a file cannot be read or lacks a column.
     """
     paths = paths_of(folder, table)
     if len(paths) > 1:
@@ -83,7 +83,7 @@ def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, 
     for path in files:
         _places(path, table, columns)
         if path.suffix == ".csv" and not _ends_its_last_line(path):
-            _LOGGER.warning("%s: its last line has no end: was the file cut?", path)
+            _LOGGER.warning("%s: the last line does not end with a line feed: was the file cut short?", path)
     return tuple(files)
 
 
@@ -112,13 +112,13 @@ def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:
 
 
 def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
-    """Reads some columns of a chunk, some rows at a time. Rows without a value, or with a wrong one, are left out.
+    """Reads columns of a chunk, some rows at a time. Rows with a missing or wrong value become dead letters.
 
     Raises:
       DataError: the file is damaged, or a column of a Parquet file has a type that cannot hold its values.
     """
     known = TABLES[chunk.table]
-    # A column outside of the challenge's schema is a name of something.
+    # A column outside of the challenge's schema is read as text.
     schema = pyarrow.schema(
         [(name, plain_type(known.field(name).type) if name in known.names else pyarrow.string()) for name in columns]
     )
@@ -138,7 +138,7 @@ def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
 
 
 def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Mapping[str, np.ndarray]]:
-    """Reads columns of a whole table, some rows at a time, in the order of the files' names and rows.
+    """Reads columns of a whole table, some rows at a time, sorted by the files' names, in the order of their rows.
 
     Raises:
       DataError: the table, a column or a value is missing, or a value has the wrong type; names the file.
@@ -154,15 +154,15 @@ def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Map
 
 
 def _places(path: Path, table: str, columns: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Finds the places of columns in a file, and the names of all that the file has."""
+    """Finds the positions of columns in a file, and the names of all columns of the file."""
     try:
         header = _header(path)
     except (pyarrow.ArrowException, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as table {table}: {error}") from error
-    # An index column, which pandas writes without a name, is no column of the table.
+    # Pandas writes an index column without a name, which is not a column of the table.
     named = [place for place, name in enumerate(header) if name and not name.startswith("Unnamed")]
     by_name = {header[place]: place for place in named}
-    # A column in another one's place, but under a name of its own, is not that one.
+    # A position counts only if the column there does not have the name of another column of the table.
     by_place = {
         wanted: place
         for wanted, place in zip(_BY_PLACE.get(table, ()), named, strict=False)
@@ -182,7 +182,7 @@ def _header(path: Path) -> list[str]:
     with _open_text(path) as file:
         line = file.readline(_LONGEST_HEADER)
     if b"\r" in line.rstrip(b"\r\n"):
-        raise DataError(f"{path}: its lines end with a carriage return alone; write it with line feeds")
+        raise DataError(f"{path}: lines end with a carriage return alone; write the file with line feeds")
     options = pyarrow.csv.ReadOptions(autogenerate_column_names=True, encoding="utf-8-sig")
     (row,) = pyarrow.csv.read_csv(io.BytesIO(line), options).to_pylist()
     return ["" if name is None else str(name).strip() for name in row.values()]
@@ -197,11 +197,11 @@ def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
     with _open_text(chunk.path) as file:
         is_whole = chunk.path.suffix == ".gz"
         if chunk.start:
-            # A line that begins at the very start belongs to this chunk, so look from one byte before.
+            # A line that begins exactly at the start belongs to this chunk, so read from one byte before.
             file.seek(chunk.start - 1)
         file.readline()
         while is_whole or file.tell() < chunk.stop:
-            # The line of the chunk's last byte is its last line, also where this byte ends it.
+            # The line that contains the chunk's last byte is the chunk's last line.
             size = _CHUNK_BYTES if is_whole else chunk.stop - 1 - file.tell()
             block = file.read(size) + file.readline()
             if not block:
@@ -210,7 +210,7 @@ def _text_blocks(chunk: Chunk) -> Iterator[bytes]:
 
 
 def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema, places: Sequence[int], num_columns: int) -> InputRows:
-    """Parses text as rows: at once where all values have the right types, otherwise value by value."""
+    """Parses text as rows: all at once if all values have the right types, otherwise value by value."""
     letters: list[DeadLetter] = []
     names = [f"f{place}" for place in range(num_columns)]
     wanted = [names[place] for place in places]
@@ -228,14 +228,14 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema, places: Sequence[
             pyarrow.csv.ConvertOptions(
                 include_columns=wanted,
                 column_types=dict(zip(wanted, types.types, strict=True)),
-                # Not Arrow's own list, by which a region called NA has no name.
+                # Arrow's own list would read a region called NA as a missing value.
                 null_values=[""],
                 strings_can_be_null=True,
             ),
         )
         return table.rename_columns(schema.names)
 
-    # Arrow takes hexadecimal numbers for integers.
+    # Arrow would accept hexadecimal numbers as integers.
     if not (b"0x" in block or b"0X" in block):
         try:
             table = read(schema)
@@ -257,7 +257,7 @@ def _parse(chunk: Chunk, block: bytes, schema: pyarrow.Schema, places: Sequence[
 
 
 def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Decodes bytes, with a sign of replacement for anything but UTF-8."""
+    """Decodes bytes as UTF-8, with replacement characters for invalid bytes."""
     try:
         return values.cast(pyarrow.string())
     except pyarrow.ArrowInvalid:
@@ -266,15 +266,15 @@ def _decoded(values: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _convert(texts: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Converts texts to values, null where they are none of this type."""
+    """Converts texts to values of a type, null where a text is not such a value."""
     if pyarrow.types.is_string(kind):
         return texts
-    # A cast takes neither spaces nor a plus.
+    # Arrow's cast accepts neither spaces nor a plus sign.
     texts = _COMPUTE.replace_substring_regex(_COMPUTE.utf8_trim_whitespace(texts), r"^\+([\d.])", r"\1")
     if pyarrow.types.is_integer(kind):
         matches = _COMPUTE.match_substring_regex(texts, _INTEGER)
         digits = _COMPUTE.replace_substring_regex(_COMPUTE.if_else(matches, texts, None), r"\.0*$", "")
-        # As many digits as the largest integer has, so that larger ones can be told.
+        # Wide enough for 19 digits, as in the largest int64, so that larger numbers are recognised.
         wide = pyarrow.decimal128(19)
         numbers = digits.cast(wide)
         limits = np.iinfo(f"int{kind.bit_width}")

@@ -1,6 +1,6 @@
-"""Runs the contact-graph job: a population, its contacts and an outbreak in, a client dataset of people's rows out.
+"""Runs the contact-graph job: makes a client dataset of people's rows from a population, its contacts and an outbreak.
 
-Clients are silos: regions, wards, school classes. The manifest has the number of rows a person can change, for privacy
+Clients are silos: regions, wards, school classes. The manifest states how many rows a person can change, for privacy
 plans.
 """
 
@@ -20,20 +20,20 @@ from beam_pipelines.options import Summary
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
-# For each shard: a task then holds some hundred megabytes.
+# Number of contacts for each shard: a task then holds some hundred megabytes.
 _SHARD_CONTACTS = 2_000_000
-# The size of a contact whose ids have seven digits.
+# Bytes of one contact in text and in gzip, for ids of seven digits.
 _TEXT_BYTES, _GZIP_BYTES = 34, 9
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
-    """Makes rows of a contact graph, or finds that they are already there.
+    """Makes rows of a contact graph, or finds the finished dataset.
 
-    Options' `input` is the folder of the tables (`beam_pipelines.contact_graph.tables`).
+    `options.input` is the folder of the tables (`beam_pipelines.contact_graph.tables`).
 
     Raises:
       DataError: a table or column is missing, a file is damaged, more than `max_bad_fraction` of a table's rows are
-        unusable, the degree bound does not hold, or the output is in the way.
+        unusable, the degree bound does not hold, or the output exists and is something else.
     """
     folder = Path(options.input)
     columns = _columns(options)
@@ -78,7 +78,7 @@ def _enough_shards(contacts: tuple[Path, ...]) -> int:
 def _find_tables(
     folder: Path, options: ContactGraphOptions, columns: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[Path, ...]]:
-    """Finds the files of every table, and checks their columns before anything is run."""
+    """Finds the files of every table, and checks their columns before any stage runs."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
     tables = {table: find_table(folder, table, columns[table]) for table in columns}

@@ -1,7 +1,7 @@
-"""Holds everybody in a population, in the order of the rows they become: arrays in files that all tasks look into.
+"""Holds all people of a population, in the order of their rows: arrays in files that all tasks read.
 
-`person_features` describes a person in bytes, each of which stands for a number between 0 and 1. The ranges are public
-constants, beyond which values are cut off: no statistics of the population, but the same whoever is in the data.
+`person_features` describes a person in bytes, each of which stands for a number between 0 and 1. Values are cut off at
+the ends of fixed ranges. The ranges are public constants: no statistics of the population, the same for all data.
 """
 
 import dataclasses
@@ -16,27 +16,27 @@ from beam_pipelines.contact_graph.tables import ACTIVITY_NAMES, FEMALE, MALE
 from beam_pipelines.dataset.staging import remove
 
 PEOPLE_FOLDER = ".people"
-# Days that never come, for those who do not fall ill or recover.
+# The day of an illness or a recovery that does not happen.
 NEVER = np.int16(np.iinfo(np.int16).max)
 _NAMES_FILE = "silos.json"
-# Ids that are nearly consecutive are looked up in an array of so many entries an id at most.
+# Ids that are nearly consecutive are looked up in an array with at most this number of entries for each id.
 _SPARSEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """Arrays `[n]`, sorted by silo, split and id. A person's place is its number in this order.
+    """People as arrays `[n]`, sorted by silo, split and id. A person's place is a position in this order.
 
     Attributes:
-      silos: their names, sorted.
-      pid: int64.
-      silo: int32, a place in `silos`.
-      split: int8, a place in `SPLITS`.
-      group: int32; contacts between people of different groups are left out.
-      features: uint8 `[n, features]`.
+      silos: names of the silos, sorted.
+      pid: ids, int64.
+      silo: int32 positions in `silos`.
+      split: int8 positions in `SPLITS`.
+      group: int32 numbers of groups; contacts between people of different groups are left out.
+      features: features of people, uint8 `[n, features]`.
       infected: int16, the first day in state I, or `NEVER`.
       recovered: int16, the first day in state R, or `NEVER`.
-      target: int8, whether the person falls ill in the days after the observed ones; -1 where that is not known.
+      target: int8, whether the person falls ill in the days after the observed days; -1 if that is not known.
     """
 
     silos: tuple[str, ...]
@@ -53,7 +53,7 @@ class People:
         return len(self.pid)
 
     def save(self, staging: Path) -> None:
-        """Writes the arrays into a job's staging folder, in one move; does nothing if they are there already."""
+        """Writes the arrays into a job's staging folder, atomically; does nothing if they are there already."""
         folder = staging / f"{PEOPLE_FOLDER}.{uuid.uuid4().hex}"
         folder.mkdir()
         for name in _ARRAYS:
@@ -66,12 +66,12 @@ class People:
         except OSError:
             if not (staging / PEOPLE_FOLDER).is_dir():
                 raise
-            # The task was run twice; other tasks may be reading the first result, which is the same.
+            # The task ran twice; other tasks may be reading the first result, which is the same.
             remove(folder)
 
     @classmethod
     def load(cls, staging: Path) -> "People":
-        """Opens the arrays, which are read from their files as they are used."""
+        """Opens the arrays as memory maps: values are read from the files when they are used."""
         folder = staging / PEOPLE_FOLDER
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         return cls(silos=tuple(json.loads((folder / _NAMES_FILE).read_text())), **arrays)
@@ -81,12 +81,12 @@ _ARRAYS = tuple(field.name for field in dataclasses.fields(People) if field.name
 
 
 class PlaceLookup(NamedTuple):
-    """From ids to places.
+    """Arrays that map ids to places.
 
     Attributes:
-      sorted_pid: int64 `[n]`.
-      place_of_sorted_pid: int32 `[n]`.
-      place_of_pid: int32, the places of ids from the first on, -1 for none; empty where ids are far apart.
+      sorted_pid: sorted ids, int64 `[n]`.
+      place_of_sorted_pid: place of each sorted id, int32 `[n]`.
+      place_of_pid: int32, the places of all ids from the smallest on, -1 for none; empty if ids are far apart.
     """
 
     sorted_pid: np.ndarray
@@ -95,10 +95,10 @@ class PlaceLookup(NamedTuple):
 
     @classmethod
     def of(cls, pids: np.ndarray) -> "PlaceLookup":
-        """Builds the arrays for ids, int64 `[n]`, each at its place."""
+        """Builds the arrays for ids, int64 `[n]`, sorted by place."""
         order = np.argsort(pids, kind="stable").astype(np.int32)
         ids, places = pids[order], np.empty(0, np.int32)
-        # As Python's integers, which do not overflow.
+        # Python's integers do not overflow.
         if len(ids) and int(ids[-1]) - int(ids[0]) < _SPARSEST * len(ids):
             places = np.full(int(ids[-1] - ids[0]) + 1, -1, np.int32)
             places[ids - ids[0]] = order
@@ -110,7 +110,7 @@ class PlaceLookup(NamedTuple):
         return cls(*(np.load(staging / PEOPLE_FOLDER / f"{name}.npy", mmap_mode="r") for name in cls._fields))
 
     def places(self, pids: np.ndarray) -> np.ndarray:
-        """Returns the places of ids, int32 `[n]`, -1 for people that are not in the population."""
+        """Returns the places of ids, int32 `[n]`, -1 for people who are not in the population."""
         if not len(self.sorted_pid):
             return np.full(len(pids), -1, np.int32)
         if len(self.place_of_pid):
@@ -121,7 +121,7 @@ class PlaceLookup(NamedTuple):
         return np.where(self.sorted_pid[found] == pids, self.place_of_sorted_pid[found], np.int32(-1))
 
 
-# The table of silos' names; elsewhere silos are numbers.
+# The table of silos' names; all other tables have numbers of silos.
 SILO_NAMES = "silo_names"
 
 SECONDS_PER_DAY = 86_400
@@ -143,10 +143,10 @@ def person_features(
     """Describes people: uint8 `[n, features]`, in the order of `PERSON_FEATURES`.
 
     Args:
-      age: in years, `[n]`.
-      sex: 1 male, 2 female, `[n]`.
-      household_size: people, `[n]`; 0 for an unknown size.
-      seconds_by_activity: of a day, `[n, 7]`.
+      age: ages in years, `[n]`.
+      sex: 1 for male, 2 for female, `[n]`.
+      household_size: number of people in each person's household, `[n]`; 0 for an unknown size.
+      seconds_by_activity: seconds of a day that each person spends on each activity, `[n, 7]`.
     """
     columns = (
         to_bytes(age / OLDEST),

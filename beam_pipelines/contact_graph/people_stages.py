@@ -1,4 +1,4 @@
-"""Makes `People` of the tables about people, in stages: read, join to households and places, describe, order."""
+"""Makes `People` from the tables about people, in stages: read, join to households and places, describe, sort."""
 
 import functools
 from collections.abc import Iterable, Iterator
@@ -34,7 +34,7 @@ from beam_pipelines.keyed_hash import keyed_uint64
 from beam_pipelines.records import Reason
 from tff_pdp.data.manifest import SPLITS
 
-# In years: nobody has been older.
+# The largest valid age in years: nobody has been older.
 _OLDEST_SOUND = 150
 ORDER = "order_people"
 # Tables whose rows are not joined by the id of a person.
@@ -45,7 +45,7 @@ _PERSON |= {"target": np.int8} | dict.fromkeys(PERSON_FEATURES, np.uint8)
 
 
 def people_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
-    """Builds the stages; the last one writes `People` into the staging folder."""
+    """Builds the stages; the last stage writes `People` into the staging folder."""
     tables = ("person", "household", "residence_locations", "homes", "activities", "states", "target")
     read, join, describe, order = (
         functools.partial(work, rules) for work in (_read_people, _join_people, _describe_people, _order_people)
@@ -63,7 +63,7 @@ def people_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]
 
 
 def _read_people(rules: RowRules, task: Chunk, context: TaskContext) -> Iterator[Piece]:
-    """A chunk of a table about people -> its rows, to the partition of the id they are joined by."""
+    """Sends each row in a chunk of a table about people to the partition of the id that the row is joined by."""
     for rows in read_chunk(task, rules.columns[task.table]):
         count_read_rows(context, task.table, rows)
         yield from _scatter(task.table, rows.columns, rules, context)
@@ -87,7 +87,7 @@ def _scatter(table: str, columns: Columns, rules: RowRules, context: TaskContext
 
 
 def _join_people(rules: RowRules, task: int, context: TaskContext) -> Iterator[Piece]:
-    """People with their households, and homes with their places -> the data of each person, by its id."""
+    """Joins people to households and homes to places; sends the data to the partition of the person's id."""
     rows = gather(context, "household", dict.fromkeys(rules.columns["household"], np.int64))
     household = unique_rows("household", "hid", rows, context)
     context.count("household", KEPT, len(household["hid"]))
@@ -125,14 +125,14 @@ def _column(name: str | None, person: Columns, household: Columns, places: np.nd
 
 
 def _cells(side: float, context: TaskContext) -> tuple[Columns, Columns]:
-    """Returns the cell of the grid that each home lies in, and the names of cells."""
+    """Returns the cell of the grid that each home lies in, and the names of the cells."""
     homes = gather(context, "homes", {"pid": np.int64, "lid": np.int64})
     names = ("rlid", "longitude", "latitude")
     rows = gather(context, "residence_locations", dict.fromkeys(names, np.float64))
     residence = unique_rows("residence_locations", "rlid", rows, context)
     context.count("residence_locations", KEPT, len(residence["rlid"]))
     places, is_known = find_places(residence["rlid"].astype(np.int64), homes["lid"])
-    # People without another home are left out later; homes in known places are counted where they arrive.
+    # People without another home are left out later; homes with known places are counted where they arrive.
     context.count("homes", KEPT, len(is_known) - is_known.sum())
     south, west = (np.floor(residence[axis] / side).astype(np.int64) for axis in ("latitude", "longitude"))
     texts = [f"cell_{row}_{column}" for row, column in zip(south.tolist(), west.tolist(), strict=True)]
@@ -141,7 +141,7 @@ def _cells(side: float, context: TaskContext) -> tuple[Columns, Columns]:
 
 
 def _describe_people(rules: RowRules, task: int, context: TaskContext) -> Iterator[Piece]:
-    """All data of the people of one partition -> rows of `People`, in no order yet."""
+    """Joins all data of the people of one partition to unsorted rows of `People`."""
     members = unique_rows("person", "pid", gather(context, "members", _MEMBER), context)
     if rules.grid_degrees is not None:
         members = _with_cells(members, context)
@@ -162,7 +162,7 @@ def _describe_people(rules: RowRules, task: int, context: TaskContext) -> Iterat
 def _with_cells(members: Columns, context: TaskContext) -> Columns:
     cells = gather(context, "cells", {"pid": np.int64, "cell": np.int64})
     context.count("homes", KEPT, len(cells["pid"]))
-    # Someone with two homes is counted where the first of them, by number, is.
+    # A person with two homes belongs to the cell with the smallest number.
     order = np.lexsort((cells["cell"], cells["pid"]))
     ids, first = np.unique(cells["pid"][order], return_index=True)
     places, is_known = find_places(ids, members["pid"])
@@ -172,7 +172,7 @@ def _with_cells(members: Columns, context: TaskContext) -> Columns:
 
 
 def _states(pids: np.ndarray, rules: RowRules, context: TaskContext) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the first days in states I and R, and whether a person's days go from one to the other."""
+    """Returns each person's first days in states I and R, and whether the states are in the order S, I, R."""
     rows = gather(context, "states", {"pid": np.int64, "day": np.int32, "state": np.int8})
     is_sound_day = (rows["day"] >= 0) & (rows["day"] < rules.options.rows.num_days)
     table = "disease_outcome_training"
@@ -211,7 +211,7 @@ def _features(members: Columns, context: TaskContext) -> np.ndarray:
 
 
 def _order_people(rules: RowRules, task: int, context: TaskContext) -> Iterable[Piece]:
-    """Everybody -> `People` in the staging folder, counted and checked, for all tasks to look into."""
+    """Sorts, counts and checks all people, and writes them as `People` into the staging folder for all tasks."""
     options = rules.options
     rows, named = gather(context, "people", _PERSON), gather(context, SILO_NAMES, {"id": np.int64, "name": object})
     names = dict(zip(named["id"].tolist(), named["name"].tolist(), strict=True))
@@ -241,7 +241,7 @@ def _order_people(rules: RowRules, task: int, context: TaskContext) -> Iterable[
 
 
 def _count(silo: np.ndarray, is_large: np.ndarray, target: np.ndarray, num_windows: int, context: TaskContext) -> None:
-    """Counts silos, people, and the rows that they should have; those of large silos are kept when written."""
+    """Counts silos, people and their rows as read; small silos are dropped, other rows count as kept when written."""
     is_lost = ~is_large[silo]
     num_lost = int(is_lost.sum())
     rows = len(silo) * num_windows + int((target >= 0).sum())

@@ -1,4 +1,4 @@
-"""Handles rows of tables: counts them, makes them unique, looks them up, leaves them out, sends them as pieces."""
+"""Handles rows of tables: counts rows, makes rows unique, finds rows, drops rows, sends rows as pieces."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -16,19 +16,19 @@ Columns = Mapping[str, np.ndarray]
 
 
 def chosen_rows(columns: Columns, chosen: np.ndarray) -> Columns:
-    """Returns some rows: `chosen` are bool `[n]`, or their places."""
+    """Returns the chosen rows; `chosen` is bool `[n]`, or positions of rows."""
     return {name: values[chosen] for name, values in columns.items()}
 
 
 def scatter_by_id(table: str, key: str, num_partitions: int, columns: Columns) -> Iterator[Piece]:
-    """Divides rows into pieces by the ids in a column, which are assigned to partitions evenly."""
+    """Divides rows into pieces by the ids in a column; the ids are spread evenly over the partitions."""
     partitions = (keyed_uint64(0, "partition", columns[key]) % np.uint64(num_partitions)).astype(np.int64)
     return scatter(table, partitions, num_partitions, columns)
 
 
 def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Columns) -> Iterator[Piece]:
-    """Divides rows into pieces by partition: partitions int64 `[n]`, columns `[n]` each."""
-    # Small integers are sorted by counting.
+    """Divides rows into pieces by partition; `partitions` is int64 `[n]`, each column is `[n]`."""
+    # NumPy sorts small integers faster.
     order = np.argsort(partitions.astype(np.uint16 if num_partitions <= 2**16 else np.int64), kind="stable")
     ends = np.cumsum(np.bincount(partitions, minlength=num_partitions))
     arrays = {name: pyarrow.array(values[order]) for name, values in columns.items()}
@@ -41,7 +41,7 @@ def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Co
 
 
 def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> Columns:
-    """Joins the pieces of a task's table to arrays; empty arrays of these types where there are none."""
+    """Joins the pieces of a task's table into arrays; without pieces, returns empty arrays with the types in `like`."""
     batches = context.tables.get(table)
     if not batches:
         return {name: np.zeros(0, dtype) for name, dtype in like.items()}
@@ -49,12 +49,12 @@ def gather(context: TaskContext, table: str, like: Mapping[str, type | str]) -> 
     return {name: whole[name].to_numpy() for name in like}
 
 
-# Dead letters are written for so many dropped rows at a time; all are counted.
+# Largest number of dead letters for rows that are dropped at once; all dropped rows are counted.
 _MOST_LETTERS = 1000
 
 
 def count_read_rows(context: TaskContext, table: str, rows: InputRows) -> None:
-    """Counts rows of a chunk as read, and keeps unreadable ones aside."""
+    """Counts rows of a chunk as read, and keeps unreadable rows as dead letters."""
     context.count(table, READ, len(rows) + len(rows.letters))
     context.letters.extend(rows.letters)
     for letter in rows.letters:
@@ -62,7 +62,7 @@ def count_read_rows(context: TaskContext, table: str, rows: InputRows) -> None:
 
 
 def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Columns:
-    """Makes rows unique and sorted by id: identical rows become one, differing ones are all left out."""
+    """Sorts rows by id and makes ids unique: of identical rows one is kept, differing rows of an id are all dropped."""
     ordered = chosen_rows(rows, np.argsort(rows[key], kind="stable"))
     ids = ordered[key]
     is_repeat = np.zeros(len(ids), bool)
@@ -79,7 +79,7 @@ def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Co
 
 
 def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the places of ids in a sorted array, and whether they are there; otherwise a place means nothing."""
+    """Finds the positions of ids in a sorted array, and whether each id is there; if not, its position is arbitrary."""
     if not len(ids):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -89,9 +89,9 @@ def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
 def rows_of_people(
     table: str, rows: Columns, pids: np.ndarray, is_sound: np.ndarray, reason: Reason, context: TaskContext
 ) -> tuple[Columns, np.ndarray]:
-    """Keeps the sound rows of known people, and finds the places of these people in sorted ids; counts all rows.
+    """Keeps the valid rows of known people, and finds the people's positions in the sorted `pids`; counts all rows.
 
-    Rows of others are left out, and those that are not sound for a reason: `is_sound` is bool `[rows]`.
+    Drops rows of unknown people, and for `reason` the rows that are not valid; `is_sound` is bool `[rows]`.
     """
     places, is_known = find_places(pids, rows["pid"])
     used = is_known & is_sound
@@ -102,14 +102,14 @@ def rows_of_people(
 
 
 def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext) -> None:
-    """Counts rows as left out and keeps the ids of the first of them aside."""
+    """Counts rows as dropped, and keeps the ids of the first dropped rows as dead letters."""
     context.count(table, reason, len(ids))
     first = ids[:_MOST_LETTERS].tolist()
     context.letters.extend(DeadLetter(table, str(identifier), None, reason, "") for identifier in first)
 
 
 def as_ids(values: np.ndarray) -> tuple[np.ndarray, Columns]:
-    """Numbers the values of any column by their hashes, and returns the texts that the numbers stand for."""
+    """Replaces the values of any column by numbers, their hashes; returns the numbers and the text of each number."""
     encoded = pyarrow.array(values).dictionary_encode()
     texts = [str(value) for value in encoded.dictionary.to_pylist()]
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]

@@ -1,10 +1,10 @@
-"""Says how people become rows, and builds their features, from which the model learns: from 0 to 1, stored as bytes.
+"""Says how people become rows, and builds the features that the model learns from: from 0 to 1, stored as bytes.
 
-A row looks at the days before the start of its window. The layout `slots` has a block for each sampled contact, as in
-the winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
-blocks over all slots, the empty ones included, and for each day the time spent with infectious people. `exposure` has
-ten numbers: how many contacts were infectious lately, and for how long they were met. The fewer numbers a row has, the
-more of them is left by noise on gradients.
+A row describes the days before the row's start. The layout `slots` has a block for each sampled contact, as in the
+winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
+blocks over all slots, empty slots included, and for each day the time spent with infectious people. `exposure` has ten
+numbers: how many contacts were infectious in the last days, and for how long they were met. With fewer numbers in a
+row, noise on gradients drowns less of the signal.
 """
 
 import dataclasses
@@ -23,23 +23,23 @@ from tff_pdp.data.manifest import FeatureSpec
 from tff_pdp.settings import Count, CountOrZero, Settings
 
 NUM_CLASSES = 2
-# The source of such rows in manifests.
+# The source of rows of people, as manifests name it.
 SOURCE = "contact_graph"
 MOST_CONTACTS = 20
-# The ranges overlap on purpose: nearly equal numbers share a weight's noise between them.
+# Numbers of days. The ranges overlap on purpose: nearly equal numbers share a weight's noise.
 _LATELY = (1, 2, 3, 5, 7)
 _EDGE_FEATURES = ("hours", "number_of_contacts", "start", *(f"at_{name}" for name in ACTIVITY_NAMES))
 
 
 @dataclasses.dataclass(frozen=True)
 class RowLayout:
-    """The numbers of a row.
+    """Layout of the numbers in a row.
 
     Attributes:
       kind: `slots`, `summary` or `exposure`.
-      num_slots: S, the contacts that are sampled; 0 for rows of people alone, of whatever kind.
-      window_days: how many days of history.
-      observed_days: how many days durations of contacts are totals of.
+      num_slots: S, the number of sampled contacts; 0 for rows without contacts, in every kind.
+      window_days: number of days of history.
+      observed_days: number of days over which durations of contacts are summed.
     """
 
     kind: str
@@ -67,12 +67,12 @@ class RowLayout:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Returns over how many of the last days each exposure is a mean."""
+        """Returns, for each exposure, the number of last days that the exposure is a mean over."""
         return tuple(span for span in _LATELY if span <= self.window_days)
 
     @property
     def size(self) -> int:
-        """Returns how many numbers there are."""
+        """Returns the number of numbers in a row."""
         return len(self.names)
 
 
@@ -80,17 +80,18 @@ class RowSettings(Settings):
     """Says how people become rows.
 
     Attributes:
-      degree_bound: how many rows a person can change; see `beam_pipelines.contact_graph.degree`.
-      silo_by: who belongs to which silo: `person.<column>`, `household.<column>`, or `residence_grid.<degrees>`, the
-        cell of a grid that a person's home lies in. Contacts between silos are left out.
-      num_slots: S, how many contacts a row looks at; 0 for rows of people alone.
-      layout: `slots`, a block of numbers for each contact; `summary`, their mean; or `exposure`, ten numbers; see
-        `beam_pipelines.contact_graph.rows`.
-      num_days: how many days were observed, from day 0.
-      window_days: how many days of history a row has.
-      prediction_days: the label of a row is whether the person falls ill in so many days after its history. In tests,
-        whose history ends with the last day, table `target` says so.
-      num_windows: rows for each person in training or validation, each of another time. More rows are more influence.
+      degree_bound: bound on the rows that one person can change; see `beam_pipelines.contact_graph.degree`.
+      silo_by: how people are assigned to silos: by `person.<column>`, by `household.<column>`, or by
+        `residence_grid.<degrees>`, the grid cell that a person's home lies in. Contacts between silos are left out.
+      num_slots: S, the number of contacts in a row; 0 for rows without contacts.
+      layout: `slots`: a block of numbers for each contact; `summary`: the mean of the blocks; `exposure`: ten numbers;
+        see `beam_pipelines.contact_graph.rows`.
+      num_days: number of observed days, from day 0.
+      window_days: number of days of history in a row.
+      prediction_days: length of the period after a row's history; the label is whether the person falls ill in it. For
+        test rows, whose history ends with the last observed day, table `target` has the label.
+      num_windows: number of rows per person in training and validation, each with its own randomly drawn window in
+        time. The number of rows that one person can change grows in proportion.
     """
 
     degree_bound: DegreeBound
@@ -105,25 +106,25 @@ class RowSettings(Settings):
     def __post_init__(self):
         kind, _, size = self.silo_by.partition(".")
         if kind == "residence_grid" and not float(size) > 0:
-            raise ValueError("silo_by: cells must have more than 0 degrees")
+            raise ValueError(f"silo_by {self.silo_by}: the side of a cell must be more than 0 degrees")
         if self.window_days + self.prediction_days > self.num_days:
-            raise ValueError("num_days must leave room for window_days and prediction_days")
+            raise ValueError("num_days must be at least window_days + prediction_days")
 
     def layout_of(self, observed_days: int = 1) -> RowLayout:
-        """Returns the numbers of a row, where durations of contacts are totals of so many days."""
+        """Returns the layout of a row; durations of contacts are sums over `observed_days` days."""
         return RowLayout(self.layout, self.num_slots, self.window_days, observed_days)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContactGraphOptions(JobOptions):
-    """The rows to make of a contact graph.
+    """Options of the contact-graph job.
 
     Attributes:
       rows: how people become rows.
       validation_fraction: expected share of people whose rows are for validation.
-      min_people_per_silo: smaller silos are dropped.
-      num_shards: number of shard files; 0 chooses it by the number of contacts. A task holds the contacts of
-        one shard in memory.
+      min_people_per_silo: smallest number of people in a silo; smaller silos are left out.
+      num_shards: number of shard files; 0 chooses a number for the contacts at hand. A task holds the contacts of one
+        shard in memory.
     """
 
     rows: RowSettings
@@ -132,7 +133,7 @@ class ContactGraphOptions(JobOptions):
     num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
     def parameters(self) -> dict[str, Any]:
-        """Returns those of any job, and those of rows among them."""
+        """Returns the parameters of any job and, in the same mapping, the settings of rows."""
         own = super().parameters()
         return {
             name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])
@@ -141,15 +142,15 @@ class ContactGraphOptions(JobOptions):
 
 @dataclasses.dataclass(frozen=True)
 class RowRules:
-    """Rules for people, their silos and their rows, which every stage of the job has.
+    """Rules for people, silos and rows that every stage of the job gets.
 
     Attributes:
-      options: of the job.
-      columns: by table, the columns that are read.
-      has_households: whether there is a table of them.
-      layout: of a row.
-      features: of the examples written.
-      num_shards: of the dataset, and partitions of people.
+      options: options of the job.
+      columns: names of the columns to read, by table.
+      has_households: whether there is a table of households.
+      layout: layout of a row.
+      features: shape and types of the written examples.
+      num_shards: number of shards of the dataset, and of partitions of people.
     """
 
     options: ContactGraphOptions
@@ -161,7 +162,7 @@ class RowRules:
 
     @property
     def grid_degrees(self) -> float | None:
-        """Returns the side of a cell of the grid that silos are made by, if they are."""
+        """Returns the side of a grid cell in degrees, or None if silos are not made by a grid."""
         kind, _, size = self.options.rows.silo_by.partition(".")
         return float(size) if kind == "residence_grid" else None
 
@@ -172,12 +173,12 @@ def build_rows(
     """Builds the rows of consecutive people: uint8 `[n, layout.size]`.
 
     Args:
-      layout: the numbers of a row.
-      people: everybody.
-      first: place of the first of these people.
-      degrees: how many people each of them has met: int64 `[n]`.
-      pairs: their sampled contacts, sorted by owner; owners are counted from `first`, others are places.
-      starts: the first day after each history: int64 `[n]`.
+      layout: layout of a row.
+      people: all people of the population.
+      first: place of the first person with a row.
+      degrees: number of people that each person has met, int64 `[n]`.
+      pairs: sampled contacts of these n people, sorted by owner; owners are counted from `first`, others are places.
+      starts: first day after each row's history, int64 `[n]`.
     """
     own = slice(first, first + len(starts))
     history = _History(layout.window_days)
@@ -206,7 +207,7 @@ def _with_slots(
     width = sum(block.shape[1] for block in own)
     np.concatenate(own, axis=1, out=rows[:, :width])
     slots = rows[:, width:].reshape(len(starts), layout.num_slots, -1)
-    # Assigning to a view of a view: the reshape must not have copied.
+    # The values are assigned through views: the reshape must not have copied.
     assert np.shares_memory(slots, rows)
     begin = 0
     for block in _contact_blocks(layout, people, pairs, starts, history):
@@ -225,9 +226,9 @@ def _summaries(
 
 
 def _exposures(layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History") -> np.ndarray:
-    """Returns shares of slots and the day with infectious people, as means over the last days: uint8 `[n, 2 * spans]`.
+    """Returns the shares of slots and of the day with infectious people, means over last days: uint8 `[n, 2 * spans]`.
 
-    Square roots are taken: most contacts are short, and numbers close to zero are lost in noise.
+    The result holds square roots: most contacts are short, and numbers close to zero are lost in noise.
     """
     days = history.of(people.infected[pairs.other], people.recovered[pairs.other], starts[pairs.owner])
     infectious = days[:, : layout.window_days] > 0
@@ -242,7 +243,7 @@ def _exposures(layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarr
 
 
 def _share_of_day(layout: RowLayout, pairs: Pairs) -> np.ndarray:
-    """Returns the share of a mean day that each pair spends together: float32 `[pairs, 1]`."""
+    """Returns the mean share of a day that each pair spends together: float32 `[pairs, 1]`."""
     share = np.minimum(pairs.duration / layout.observed_days / SECONDS_PER_DAY, 1.0)
     return share[:, np.newaxis].astype(np.float32)
 
@@ -250,7 +251,7 @@ def _share_of_day(layout: RowLayout, pairs: Pairs) -> np.ndarray:
 def _contact_blocks(
     layout: RowLayout, people: People, pairs: Pairs, starts: np.ndarray, history: "_History"
 ) -> Iterator[np.ndarray]:
-    """Yields the numbers of each pair, in the order of their names: uint8 `[pairs, ...]` parts."""
+    """Yields parts of the numbers of each pair, in the order of `RowLayout.names`: uint8 `[pairs, ...]`."""
     yield np.full((len(pairs.owner), 1), 255, np.uint8)
     yield people.features[pairs.other]
     daily = 1 / layout.observed_days
@@ -266,7 +267,7 @@ def _contact_blocks(
 
 
 class _History:
-    """On which of the days before a start somebody was infectious, and on which recovered."""
+    """Table of the days before a row's start on which a person was infectious or recovered."""
 
     def __init__(self, window_days: int):
         self._days = window_days
@@ -278,7 +279,7 @@ class _History:
         self._table = table.reshape(-1, 2 * window_days)
 
     def of(self, infected: np.ndarray, recovered: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        """Returns infectious and recovered, day by day: uint8 `[n, 2 * window_days]`, 0 or 255."""
+        """Returns infectious and recovered flags of people by day: uint8 `[n, 2 * window_days]`, 0 or 255."""
         origin = starts - self._days
         ill = np.clip(infected.astype(np.int64) - origin, 0, self._days)
         well = np.clip(recovered.astype(np.int64) - origin, 0, self._days)

@@ -1,8 +1,8 @@
 """Chooses which contacts fill the slots of a person's row.
 
-The choice depends on the seed and on the ids of the person and of its contacts: on all 64 bits of a keyed hash, and so
-not on the number of people in a partition. Equal hashes are decided by people's order by silo, split and id. Contacts
-are of one silo and the split is a hash of the id, so that the order depends on nobody else either.
+The choice depends on the seed and on the ids of the person and of the people met. It uses all 64 bits of a keyed hash,
+so the number of people in a partition does not matter. The order by silo, split and id decides between equal hashes.
+This order depends on nobody else either, because contacts lie in one silo and the split is a hash of the id.
 """
 
 from typing import NamedTuple
@@ -13,14 +13,14 @@ from beam_pipelines.keyed_hash import keyed_uint64
 
 
 class Contacts(NamedTuple):
-    """Single contacts as one end sees them: arrays `[n]`.
+    """Single contacts as seen by one of their two people, the owner: arrays `[n]`.
 
     Attributes:
-      owner: whose row, counted from the first person of the partition: int64.
-      other: who was met, a place among all people: int64.
-      start: seconds since midnight: int32.
-      duration: seconds: int32.
-      activity: the owner's, 1 to 7: int8.
+      owner: person whose row the contact is for, int64, counted from the first person of the partition.
+      other: person met by the owner, int64, a place among all people.
+      start: start of the contact in seconds since midnight, int32.
+      duration: duration of the contact in seconds, int32.
+      activity: activity of the owner, 1 to 7, int8.
     """
 
     owner: np.ndarray
@@ -31,16 +31,16 @@ class Contacts(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """All contacts with one other person taken together: arrays `[pairs]`, sorted by owner.
+    """Pairs of people, each with all contacts of the owner with the other person: arrays `[pairs]`, sorted by owner.
 
     Attributes:
       owner: as in `Contacts`.
       other: as in `Contacts`.
-      slot: place in the row, from 0.
-      start: of the earliest contact in the day.
-      duration: of all contacts.
-      count: how many there are.
-      activities: bit a - 1 is set where the owner's activity was a: uint8.
+      slot: position of the pair in the owner's row, from 0.
+      start: start of the earliest contact in the day, in seconds since midnight.
+      duration: total duration of all contacts in seconds.
+      count: number of contacts.
+      activities: uint8 with bit a - 1 set if the owner had activity a in some contact.
     """
 
     owner: np.ndarray
@@ -53,7 +53,14 @@ class Pairs(NamedTuple):
 
 
 def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
-    """Merges each owner's contacts, in any order, with each of `num_people` others; `slot` is the rank by place."""
+    """Merges all contacts of an owner with the same other person into one pair, sorted by owner and other.
+
+    `slot` numbers each owner's pairs in that order, from 0.
+
+    Args:
+      contacts: contacts in any order.
+      num_people: number of all people, above every `other`.
+    """
     key = contacts.owner * num_people + contacts.other
     order = np.argsort(key)
     key = key[order]
@@ -72,10 +79,10 @@ def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
 
 
 def share_repeated(contacts: Contacts) -> float:
-    """Returns the share of contacts that repeat another one in everything."""
+    """Returns the share of contacts that repeat another contact exactly."""
     if not len(contacts.owner):
         return 0.0
-    # By hashes, of which two are equal by chance for one pair in 2^64.
+    # Hashes are compared: two different contacts have equal hashes with probability 2^-64.
     hashes = np.sort(keyed_uint64(0, "contact", *(values.astype(np.int64) for values in contacts)))
     return float(np.mean(hashes[1:] == hashes[:-1])) if len(hashes) > 1 else 0.0
 
@@ -84,14 +91,14 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
     """Samples for each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place.
 
     Args:
-      pairs: sorted by owner and other.
-      num_slots: S, the most pairs of an owner.
-      seed: keys the hash.
-      own_ids: int64 `[owners]`, ids of the partition's people.
-      ids: int64 `[people]`, of all people.
+      pairs: pairs sorted by owner and other.
+      num_slots: S, the largest number of pairs of an owner.
+      seed: seed of the hash.
+      own_ids: ids of the partition's people, int64 `[owners]`.
+      ids: ids of all people, int64 `[people]`.
     """
     priority = keyed_uint64(seed, "contacts", own_ids[pairs.owner], ids[pairs.other])
-    # Stable: places decide between equal priorities.
+    # The sort is stable: places decide between equal priorities.
     order = np.lexsort((priority, pairs.owner))
     ranks = _ranks(pairs.owner)
     chosen = order[ranks < num_slots]
@@ -99,6 +106,6 @@ def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, i
 
 
 def _ranks(owners: np.ndarray) -> np.ndarray:
-    """Returns the rank of each row among those of its owner, for sorted owners."""
+    """Returns the rank of each row among the rows of its owner, for sorted owners."""
     first = np.flatnonzero(np.diff(owners, prepend=-1))
     return np.arange(len(owners)) - np.repeat(first, np.diff(first, append=len(owners)))

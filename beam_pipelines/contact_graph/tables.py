@@ -29,7 +29,7 @@ def _table(ids: str, **others: pa.DataType) -> pa.Schema:
     return pa.schema([(name, pa.int64()) for name in ids.split()] + list(others.items()))
 
 
-# Times are seconds since midnight, durations seconds. `region` is ours: silos can be made by it.
+# Times are seconds since midnight, durations seconds. The challenge has no `region`: it is added to make silos by.
 TABLES: Mapping[str, pa.Schema] = {
     "person": _table("pid hid", person_number=pa.int32(), age=pa.int32(), sex=pa.int8(), region=_REGION),
     "household": _table("hid", hh_size=pa.int32()),
@@ -54,12 +54,12 @@ _ABOUT_FILE = "about.json"
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Writes `about.json`: `observed_days` (days that durations of contacts are totals of) and how the tables came."""
+    """Writes `about.json`: `observed_days` (days over which durations are summed) and the origin of the tables."""
     replace_text(folder / _ABOUT_FILE, json.dumps(about, indent=2) + "\n")
 
 
 def read_observed_days(folder: Path) -> int:
-    """Reads the number of days that durations of contacts are totals of; 1 where `about.json` has none.
+    """Reads the number of days over which durations of contacts are summed; 1 if `about.json` does not state it.
 
     Raises:
       DataError: `about.json` is not JSON, or the number is not a positive integer.
@@ -77,10 +77,10 @@ def read_observed_days(folder: Path) -> int:
 
 
 def paths_of(folder: Path, table: str) -> list[Path]:
-    """Finds the files or folders of a table: one, unless the table is missing or there in several formats.
+    """Finds the files or folders of a table: one, unless the table is missing or exists in several formats.
 
     Raises:
-      DataError: a link leads nowhere.
+      DataError: the target of a link is missing.
     """
     candidates = [folder / table, *(folder / f"{table}.{kind}" for kind in FORMATS)]
     check_links(candidates)
@@ -88,5 +88,5 @@ def paths_of(folder: Path, table: str) -> list[Path]:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of a column where strings are not numbered, as in CSV."""
+    """Returns the type of a column with plain strings, as in CSV, instead of dictionary-encoded strings."""
     return kind.value_type if isinstance(kind, pa.DictionaryType) else kind

@@ -1,7 +1,7 @@
-"""How any job writes a client dataset.
+"""Runs any job that writes a client dataset.
 
-staging: the folder before it has a name; shards, index
-accounting: read = kept + dropped, proven
-job: run, judge the counts, publish
+staging: the folder before it gets its name; shards, index
+accounting: checks that read = kept + dropped
+job: runs the stages, checks the counts, publishes
 clients: the job for users with examples
 """

@@ -1,8 +1,8 @@
-"""Counts the records that a job read, kept and dropped, and proves that none was lost in between.
+"""Counts the records that a job read, kept and dropped, and checks that none was lost in between.
 
 Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
-example, or a row of a table. The sums prove something only where a record is counted as read before it goes from one
-stage to another, and as kept or left out after.
+example, or a row of a table. The check finds a record lost between two stages only if the record is counted as read in
+the first stage, and as kept or dropped in the second.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ READ, KEPT = "read", "kept"
 
 
 def count_users(context: TaskContext, what: str, users: int, examples: int) -> None:
-    """Counts users (or clients) and their examples as `READ`, `KEPT`, or left out for a reason."""
+    """Counts users (or clients) and their examples as `READ`, `KEPT`, or dropped for a reason."""
     context.count(USERS, what, users)
     context.count(EXAMPLES, what, examples)
 
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The totals of a finished job by kind of record; `read` is the sum of `kept` and all of `dropped`."""
+    """Totals of a finished job by kind of record; `read` is the sum of `kept` and all numbers in `dropped`."""
 
     records: Mapping[str, RecordCounts]
 
@@ -41,18 +41,18 @@ class Counts:
 
     @property
     def dropped(self) -> dict[str, Tally]:
-        """Returns the numbers of users and examples left out, by reason."""
+        """Returns the numbers of users and examples dropped, by reason."""
         users, examples = self._of(USERS).dropped, self._of(EXAMPLES).dropped
         reasons = [reason.value for reason in Reason if reason in users or reason in examples]
         return {reason: Tally(users.get(reason, 0), examples.get(reason, 0)) for reason in reasons}
 
     @property
     def rows(self) -> dict[str, RecordCounts]:
-        """Returns the counts of rows of tables, which are neither users nor examples."""
+        """Returns the counts of rows by table, without users and examples."""
         return {kind: counts for kind, counts in self.records.items() if kind not in (USERS, EXAMPLES)}
 
     def worst_input(self) -> tuple[str, RecordCounts, float]:
-        """Returns the kind of examples or rows with the largest share of dead letters, its counts, and that share."""
+        """Returns the kind of record (not users) with the largest share of dead letters, its counts, and that share."""
         shares = {
             kind: sum(number for reason, number in counts.dropped.items() if Reason(reason).is_bad_input)
             / max(counts.read, 1)
@@ -75,7 +75,7 @@ class Counts:
 
 
 def add_up(counts: Mapping[str, int]) -> Counts:
-    """Orders the sums of tasks' counts; raises RuntimeError where records were lost or counted twice."""
+    """Sorts the sums of tasks' counts by kind; raises RuntimeError if records were lost or counted twice."""
     by_kind: dict[str, Counter[str]] = {}
     for name, number in counts.items():
         kind, _, what = name.partition("/")

@@ -1,4 +1,4 @@
-"""Runs the job for any raw data: users in, a client dataset out (`tff_pdp.data.manifest` describes its folder)."""
+"""Runs the job that makes a client dataset of users' raw data (`tff_pdp.data.manifest` describes the folder)."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ from tff_pdp.data.example_codec import encode_examples
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
-# A task keeps so many bytes of examples before it hands them on.
+# Number of bytes of examples that a task collects before it sends them to the next stage.
 _PIECE_BYTES = 64 << 20
 
 _ROWS = pyarrow.schema(
@@ -33,9 +33,9 @@ _ROWS = pyarrow.schema(
         ("source", pyarrow.string()),
         ("fingerprint", pyarrow.binary(32)),
         ("num_examples", pyarrow.int64()),
-        # As JSON. A letter of the user as a whole is the only one, and there are no examples.
+        # JSON. A dead letter of the user as a whole is the only letter, and the row then has no examples.
         ("letters", pyarrow.string()),
-        # float32 [n, values], int64 or float32 [n], twice bool [n] or null: valid examples in the order of the source.
+        # Valid examples in the order of the source: float32 [n, values], int64 or float32 [n], twice bool [n] or null.
         ("x", pyarrow.large_binary()),
         ("y", pyarrow.large_binary()),
         ("is_test", pyarrow.large_binary()),
@@ -45,18 +45,18 @@ _ROWS = pyarrow.schema(
 
 
 class _UserRow(NamedTuple):
-    """One copy of a user: its valid examples, and dead letters of the others, or one of the user as a whole.
+    """Checked copy of a user: valid examples, and dead letters of the other examples or of the user as a whole.
 
     Attributes:
-      client: the user's name.
+      client: name of the user.
       source: name of the file.
-      fingerprint: equal for copies with the same content.
-      num_examples: how many examples were read.
-      letters: the dead letters.
+      fingerprint: hash that is equal for copies with the same content.
+      num_examples: number of examples read.
+      letters: dead letters.
       x: float32 `[n, values]`.
-      y: int64 `[n]`, float32 of a regression.
-      is_test: bool `[n]`, where the source says which examples are for test.
-      is_validation: bool `[n]`, where the source says which are for validation.
+      y: int64 `[n]`; float32 for a regression.
+      is_test: bool `[n]`, examples that the source keeps for test; None if the source does not say.
+      is_validation: bool `[n]`, the same for validation.
     """
 
     client: str
@@ -76,7 +76,7 @@ class _UserRow(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """Tells whether the source keeps all examples from training, as where users and not examples are divided."""
+        """Tells whether the source keeps all examples out of training, as where whole users are kept for test."""
         stated = [one for one in (self.is_test, self.is_validation) if one is not None]
         return bool(stated) and bool(np.logical_or.reduce(stated).all())
 
@@ -139,13 +139,13 @@ def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
         read = functools.partial(_read_users, raw.folder, raw.read_users, rules)
         first = (Stage("read_users", raw.units, read, gives=(USERS,)),)
     else:
-        raise ValueError("raw data need read_users or user_stages")
+        raise ValueError(f"raw data {raw.source!r} have neither read_users nor user_stages")
     write = functools.partial(_write_shard, rules)
     return (*first, partition_stage("write_shards", rules.num_shards, write, takes=(USERS,)))
 
 
 def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
-    """Judges users, counts them as read, and hands them on, each to the shard that it will be in."""
+    """Checks users, counts them as read, and sends each user to the task of its shard."""
     waiting: dict[int, list[_UserRow]] = {}
     size = 0
     for user in users:
@@ -163,12 +163,12 @@ def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskCo
 def _read_users(
     folder: Path, read: Callable[[Path], Iterable[UserRecord]], rules: ClientRules, task: str, context: TaskContext
 ) -> Iterator[Piece]:
-    """A unit of the raw data -> every copy of every user in it, to the shard that the user will be in."""
+    """Reads a unit of the raw data; sends every copy of every user to the task of the user's shard."""
     return user_pieces(read(folder / task), rules, context)
 
 
 def _write_shard(rules: ClientRules, task: int, context: TaskContext) -> Iterable[Piece]:
-    """All copies of the users of one shard -> its file, and dead letters."""
+    """Writes a shard's file, and dead letters, from all copies of the shard's users."""
     copies: dict[str, list[_UserRow]] = {}
     for batch in context.tables.get(USERS, []):
         for row in _rows_of(batch, rules.examples):
@@ -212,7 +212,7 @@ def _pieces(waiting: dict[int, list[_UserRow]]) -> Iterator[Piece]:
 
 
 def _one_copy(copies: list[_UserRow], context: TaskContext) -> _UserRow | None:
-    """Returns one of several identical copies of a user; None where they differ, which makes all dead letters."""
+    """Returns one of several identical copies of a user; if copies differ, makes all dead letters and returns None."""
     # Sorted, so that the kept copy does not depend on the order in which files were read.
     first, *others = sorted(copies, key=lambda copy: copy.source)
     if any(copy.fingerprint != first.fingerprint for copy in others):
@@ -228,7 +228,7 @@ def _one_copy(copies: list[_UserRow], context: TaskContext) -> _UserRow | None:
 
 
 def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Names examples by their content alone: bytes `[n]` of 32 hexadecimal digits."""
+    """Makes ids of examples from their content alone: bytes `[n]` of 32 hexadecimal digits."""
     labels = y.astype("<i8" if y.dtype.kind == "i" else "<f4")
     ids: list[Any] = [
         hashlib.blake2b(x[place].tobytes() + labels[place].tobytes(), digest_size=16).hexdigest().encode()
@@ -238,9 +238,9 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
-    """Prepares a client dataset, or finds that it is already there; raises DataError as `run_dataset_job`."""
+    """Prepares a client dataset, or finds it finished; raises DataError as `run_dataset_job` does."""
     if raw.has_test_examples and options.split_by == "user":
-        raise DataError(f"{options.input}: split_by user needs data without test examples of their own")
+        raise DataError(f"{options.input}: has test examples of its own, so split_by must be sample, not user")
     features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)
     rules = ClientRules(
         features=features,
@@ -259,7 +259,7 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
     if raw.has_validation_examples:
         unused["validation_fraction"] = None
     job = DatasetJob(
-        # All that decides the content besides the files: the options, and the parameters of the raw data.
+        # Besides the files, the options and the parameters of the raw data decide the content.
         parameters={**options.parameters(), **unused, "source": raw.source, **raw.parameters},
         sources=tuple(FileRecord.of(raw.folder, name) for name in tqdm(raw.files, desc="hash sources", unit="file")),
         features=features,

@@ -1,4 +1,4 @@
-"""Runs any job that writes a client dataset: its stages, a judgement of the counts, publication."""
+"""Runs any job that writes a client dataset: runs the stages, checks the counts, publishes the dataset."""
 
 import dataclasses
 import hashlib
@@ -40,15 +40,15 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class DatasetJob:
-    """One job, ready to run.
+    """Job that is ready to run.
 
     Attributes:
-      parameters: all that decides the content besides the input files, as JSON has it.
+      parameters: everything besides the input files that decides the content, as JSON values.
       sources: the input files.
-      features: of the examples written.
-      num_shards: how many shards the last stage writes.
-      stages: write the shards and dead letters.
-      row_influence: the bound on rows that one person or pair can change, for rows of a contact graph.
+      features: shape and types of the written examples.
+      num_shards: number of shards that the last stage writes.
+      stages: stages, which write the shards and dead letters.
+      row_influence: bound on the rows that one person or pair can change, for rows of a contact graph.
     """
 
     parameters: Mapping[str, Any]
@@ -59,7 +59,7 @@ class DatasetJob:
     row_influence: RowInfluence | None = None
 
     def config_hash(self) -> str:
-        """Hashes the job's content: equal for jobs that write the same dataset."""
+        """Hashes everything that decides the content; jobs that write the same dataset have equal hashes."""
         content = {
             "format_version": FORMAT_VERSION,
             "parameters": self.parameters,
@@ -69,13 +69,13 @@ class DatasetJob:
 
 
 def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
-    """Writes a client dataset, or finds that it is already there.
+    """Writes a client dataset, or finds the finished dataset.
 
     Raises:
-      DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable or no client is left; or
-        the output is in the way. Nothing is written under the output's name then.
+      DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable; no client is left; or the
+        output exists and may not be replaced. Nothing is then written under the output's name.
     """
-    # Starts Beam, which describing a job does not need.
+    # Imports Beam, which the description of a job does not need.
     from beam_pipelines.engine.run import run_stages
 
     output = Path(options.output).absolute()
@@ -85,7 +85,7 @@ def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
         return _skipped(output, finished)
     is_staged = options.exchange == "files"
     with staging_folder(output, f"{config_hash} {tff_pdp.__version__}" if is_staged else "") as staging:
-        # Again: until this process was the only writer, another one may have been at work, or been killed.
+        # Checked again: before this process held the staging folder, another process may have finished or been killed.
         finished = _finished_dataset(output, config_hash, options.overwrite)
         if finished is not None:
             return _skipped(output, finished)
@@ -104,10 +104,10 @@ def _skipped(output: Path, manifest: Manifest) -> Summary:
 
 
 def _finished_dataset(output: Path, config_hash: str, overwrite: bool) -> Manifest | None:
-    """Returns the dataset at `output` if it is the one asked for, None if `output` is free or may be replaced."""
+    """Returns the manifest at `output` if the job would write the same; None if `output` is free or may be replaced."""
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return None
-    # Only a recognisable dataset is ever replaced: `--output ~ --overwrite` must not delete a home folder.
+    # Only a dataset is ever replaced: `--output ~ --overwrite` must not delete a home folder.
     if not ((output / SUCCESS_FILE).is_file() and (output / MANIFEST_FILE).is_file()):
         raise DataError(f"{output}: exists and is not a client dataset; choose another --output or remove it yourself")
     if overwrite:
@@ -139,7 +139,7 @@ def _check_quality(options: JobOptions, counts: Counts, staging: Path, output: P
 
 
 def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, staging: Path) -> Manifest:
-    """Makes the manifest from the files on disk, and checks them against the counts of the tasks."""
+    """Makes the manifest from the files on disk, and checks the files against the counts of the tasks."""
     clients = _clients(write_index(staging, job.num_shards))
     num_examples = {split: sum(by_split[split] for by_split in clients.values()) for split in SPLITS}
     if (len(clients), sum(num_examples.values())) != (counts.kept.users, counts.kept.examples):

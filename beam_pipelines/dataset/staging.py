@@ -1,6 +1,6 @@
-"""Manages the folder a job works in before its output has a name: the leftovers of a killed job never look complete.
+"""Manages the folder that a job writes before the output gets its name: what a killed job leaves never looks complete.
 
-Its files are byte-deterministic: shards, and their index.
+The files, shards and their index, are byte-deterministic.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tff_pdp.errors import DataError, UserError
 from tff_pdp.files import atomic_file, is_attempt, naming, sync, write_atomically
 from tff_pdp.lock import only_writer
 
-# Index rows of one shard each, until there is one index.
+# Folder of the index of each shard, until they are joined to one index.
 INDEX_FOLDER = ".index"
 _RESUME_FILE = ".resume"
 _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
@@ -26,14 +26,14 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 
 @contextlib.contextmanager
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
-    """Yields a hidden folder beside `output`, for this process alone and removed once the job has ended.
+    """Yields a hidden folder beside `output` for this process alone, and removes the folder when the job has ended.
 
-    The next job with the same key goes on with the files of a killed job; any other clears them. A job that ends with
-    an error of its input leaves nothing. A publication that was killed is brought to its end first.
+    After a killed job, the next job with the same key resumes with the files left; a job with another key clears them.
+    A job that ends with an error of the input leaves nothing. A publication that was killed is completed first.
 
     Args:
-      output: the folder that the job will write.
-      resume_key: equal for jobs that may go on with each other's files; empty for one that begins anew.
+      output: folder that the job will write.
+      resume_key: key that jobs share if one may resume with the other's files; empty for a job that starts anew.
 
     Raises:
       DataError: another job is writing the same output.
@@ -57,8 +57,8 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Marks a dataset as finished and gives it its name, replacing a dataset there."""
-    # First: a job that goes on needs all of the others.
+    """Marks a dataset as finished and renames it to `output`, replacing a dataset there."""
+    # Removed first: a job that resumes needs all of the other files.
     remove(staging / _RESUME_FILE)
     published = {*_PUBLISHED_FOLDERS}
     for leftover in list(staging.iterdir()):
@@ -68,19 +68,19 @@ def publish(staging: Path, output: Path) -> None:
         remove(path)
     mark_finished(staging)
     if output.exists():
-        # Renamed first: a half-removed dataset under the output's name must not look complete.
+        # The old dataset is renamed first: half-removed under the output's name, it could look complete.
         remove(_replaced(output))
         output.rename(_replaced(output))
     _end_publishing(staging, output)
 
 
 def is_half_published(output: Path) -> bool:
-    """Tells whether a job was killed while it replaced the dataset at `output`; the next one puts that in order."""
+    """Tells whether a job was killed while it replaced the dataset at `output`; the next job repairs this."""
     return _replaced(output).exists()
 
 
 def _end_publishing(staging: Path, output: Path) -> None:
-    """Gives the newest complete dataset its name, where none has it, and removes the one that was replaced."""
+    """Renames the newest complete dataset to `output` if nothing has that name, and removes the replaced dataset."""
     if not output.exists():
         complete = [folder for folder in (staging, _replaced(output)) if (folder / SUCCESS_FILE).is_file()]
         if not complete:
@@ -98,7 +98,7 @@ def keep_dead_letters(staging: Path, destination: Path) -> None:
     """Moves the dead letters of a failing job out of the staging folder, replacing those of an earlier job.
 
     Raises:
-      DataError: something else than dead letters is in the way.
+      DataError: the destination exists and holds something else than dead letters.
     """
     if destination.exists() and not (
         destination.is_dir() and all(path.suffix == ".jsonl" for path in destination.iterdir())
@@ -110,7 +110,7 @@ def keep_dead_letters(staging: Path, destination: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, a link, or a folder with its content, if there is one."""
+    """Removes a file, a link, or a folder with its content; does nothing if the path does not exist."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -118,8 +118,8 @@ def remove(path: Path) -> None:
 
 
 def _clear_unless(staging: Path, resume_key: str) -> None:
-    """Prepares the folder, and empties it unless its content was left under the same key."""
-    # Files between stages are not flushed to disk: after a restart of the machine they may be there and be empty.
+    """Prepares the folder, and empties it unless its content has the same key."""
+    # Files between stages are not flushed to disk: after a restart of the machine they may exist and be empty.
     boot = Path("/proc/sys/kernel/random/boot_id")
     key = f"{resume_key} {boot.read_text().strip() if boot.exists() else ''}"
     path = staging / _RESUME_FILE
@@ -151,7 +151,7 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Examples of one client and split as framed TFRecords, to be appended to a shard."""
+    """Framed TFRecords of the examples of one client and split, to be appended to a shard."""
 
     client: str
     split: str
@@ -160,7 +160,7 @@ class Extent:
 
 
 def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
-    """Writes a shard as its extents, sorted by client and split, are made, and the index of where they lie."""
+    """Writes a shard from extents, made one at a time and sorted by client and split, and the index of their places."""
     rows, offset = [], 0
     with atomic_file(staging / shard_name(shard, num_shards)) as file:
         for extent in extents:
@@ -174,7 +174,7 @@ def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Ex
 
 
 def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
-    """Joins the indices of all shards to one, sorted by client, split and shard."""
+    """Joins the indices of all shards into one index, sorted by client, split and shard."""
     parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
     order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
     index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()

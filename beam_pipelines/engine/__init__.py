@@ -1,6 +1,6 @@
-"""How a job's stages run.
+"""Runs the stages of a job.
 
-stages: what a job is made of; its pieces as bytes and files
-tasks: one task in a worker, what it reports; workers end with their job
-run: one Beam pipeline for each stage or for all; runs and watches them
+stages: stages of a job; pieces as bytes and in files
+tasks: one task in a worker, its report; workers end with their job
+run: runs and watches stages in one Beam pipeline each, or all in one
 """

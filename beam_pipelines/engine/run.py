@@ -1,8 +1,8 @@
-"""Runs stages on a Beam runner and watches them: each in a pipeline of its own, or all in one.
+"""Runs stages on a Beam runner and watches them: each stage in a pipeline of its own, or all stages in one.
 
-In one pipeline, Beam's engine groups pieces by partition between the stages. Between pipelines, pieces lie in files. A
-task then holds the pieces of its own partition in memory and nothing else, so memory is bounded by the largest
-partition whatever the size of the input; and a job that was killed goes on with the tasks that are left.
+In one pipeline, Beam groups the pieces by partition between the stages. Between pipelines, pieces lie in files. A task
+then holds only the pieces of its own partition in memory, so the largest partition bounds the memory, whatever the size
+of the input. A job that was killed resumes with the unfinished tasks.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ def run_stages(stages: Sequence[Stage], folder: Path, *, is_staged: bool, flags:
     """Runs stages and returns the sums of their tasks' counts.
 
     Args:
-      stages: each takes tables of, and comes after, earlier ones.
-      folder: the staging folder, which every worker sees under this name. Staged tasks that have ended there are not
-        run again.
-      is_staged: whether stages are pipelines of their own with files between them; otherwise all are one pipeline, and
-        the runner carries pieces between them.
-      flags: of Beam, `--runner=...` among them.
+      stages: stages in order: `takes` and `after` name only earlier stages.
+      folder: staging folder, which every worker sees under this name. With `is_staged`, tasks that have ended there are
+        not run again.
+      is_staged: whether each stage is a pipeline of its own, with files between pipelines; otherwise all stages are one
+        pipeline, and the runner carries the pieces.
+      flags: Beam's flags, including `--runner=...`.
 
     Raises:
       DataError: a task found input that the job cannot use.
@@ -64,7 +64,7 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
         with _progress_bar(stages, folder):
             pipeline.run().wait_until_finish()
     except Exception as error:
-        # In one pipeline, later stages trip over the missing work of a stage that an error of the input has ended.
+        # In one pipeline, later stages fail because an error of the input has ended an earlier stage.
         _check_errors(stages, folder)
         refused = _refused_by_disk(str(error), folder)
         if refused is None:
@@ -77,7 +77,7 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
 
 
 def _refused_by_disk(text: str, folder: Path) -> OSError | None:
-    """Reads the error of a worker that found no room out of a runner's text; None for all others."""
+    """Finds a worker's error of a full disk in a runner's text; returns None for all other errors."""
     found = re.findall(r"\[Errno (\d+)\] [^\n:\[]*(?:: '([^'\n]+)')?", text)
     if not found:
         return None
@@ -86,7 +86,7 @@ def _refused_by_disk(text: str, folder: Path) -> OSError | None:
     return refused if sentence_for_user(refused) else None
 
 
-# The tracebacks of a full disk, of which one line says all, are kept out of the log of Beam's worker.
+# A full disk needs one line, so its tracebacks are kept out of the log of Beam's worker.
 logging.getLogger("apache_beam.runners.common").addFilter(
     lambda record: _refused_by_disk(record.getMessage(), Path()) is None
 )
@@ -101,7 +101,7 @@ def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
 
 @contextlib.contextmanager
 def _progress_bar(stages: Sequence[Stage], folder: Path) -> Iterator[None]:
-    """Shows how many tasks have ended, by the reports in the staging folder: a runner blocks until the job is over."""
+    """Shows how many tasks have ended, from the reports in the staging folder: a runner blocks until the job ends."""
     finished = threading.Event()
     total = sum(len(stage.tasks) for stage in stages)
     with tqdm(total=total, desc=" and ".join(stage.name.replace("_", " ") for stage in stages), unit="task") as bar:
@@ -128,7 +128,7 @@ _DONE = "done"
 
 
 def _add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None:
-    """Adds stages to a pipeline, in an order in which each takes tables of, and comes after, earlier ones."""
+    """Adds stages to a pipeline, in their order."""
     given: dict[str, list[PCollection]] = {}
     done: dict[str, PCollection] = {}
     for place, stage in enumerate(stages):
@@ -148,7 +148,7 @@ def _add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) 
             tasks = (
                 pipeline
                 | f"{stage.name}/tasks" >> beam.Create(list(range(len(stage.tasks))), reshuffle=False)
-                # Without it, a runner may fuse all tasks into one worker.
+                # Without the reshuffle, a runner may fuse all tasks into one worker.
                 | f"{stage.name}/spread" >> beam.Reshuffle()
                 | f"{stage.name}/no_pieces" >> beam.Map(lambda number: (number, [b""]))
             )
@@ -161,14 +161,14 @@ def _add_stages(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) 
 
 
 class _OfJob(beam.DoFn):
-    """Ends its worker with the job."""
+    """Step whose worker ends with the job."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._job = os.getpid()
 
     def setup(self) -> None:
-        """Binds a worker to its job."""
+        """Makes the worker end with its job."""
         end_with(self._job)
 
 
@@ -195,7 +195,7 @@ PIECE_FOLDER = ".pieces"
 
 
 def _add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, folder: Path) -> bool:
-    """Adds the unfinished tasks of the stage at a place to a pipeline; returns whether there are any."""
+    """Adds the unfinished tasks of stage `stages[place]` to a pipeline; returns whether there are any."""
     stage = stages[place]
     left = [number for number in range(len(stage.tasks)) if not is_done(folder, stage.name, number)]
     _piece_folder(folder, stage).mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ def _add_stage(pipeline: beam.Pipeline, stages: Sequence[Stage], place: int, fol
 
 
 def _remove_used_pieces(stages: Sequence[Stage], place: int, folder: Path) -> None:
-    """Removes the pieces that no stage after the one at a place takes."""
+    """Removes the pieces that no stage after `stages[place]` takes."""
     still_taken = {table for stage in stages[place + 1 :] for table in stage.takes}
     for stage in stages[: place + 1]:
         if not still_taken.intersection(stage.gives):
@@ -223,7 +223,7 @@ def _piece_folder(folder: Path, stage: Stage) -> Path:
 
 
 class _RunStagedTask(_OfJob):
-    """Number of a task -> the same; reads the task's pieces, runs it, and writes the pieces it gives."""
+    """Number of a task -> the same number; reads the task's pieces, runs the task, and writes its new pieces."""
 
     def __init__(self, stages: tuple[Stage, ...], folder: Path):
         super().__init__(folder)
@@ -235,7 +235,7 @@ class _RunStagedTask(_OfJob):
         run = TaskRun(stage, element, decode_pieces(self._taken(stage, element)), self._folder)
         path = _piece_folder(self._folder, stage) / f"{element:08d}"
         write_pieces(path, run.pieces(), len(self._stages) - 1, element, stage.gives)
-        # Last: a reported task is not done again.
+        # Reported last: a reported task is not run again.
         run.report()
         yield element
 

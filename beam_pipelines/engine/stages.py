@@ -1,4 +1,4 @@
-"""Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later one.
+"""Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later stage.
 
 Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
 Arrow IPC stream of one batch, whose schema names its table and its origin. A file has the pieces of one task, then a
@@ -32,15 +32,15 @@ class Piece:
 
 @dataclasses.dataclass
 class TaskContext:
-    """The surroundings of a task.
+    """Inputs and counts of a running task.
 
     Attributes:
-      number: of the task in its stage.
-      folder: the job's staging folder, in which a task writes files in one move, under names of its own.
-      tables: by name, the batches that earlier stages gave to this task's partition, sorted by stage, task and order of
-        making: the same whatever the engine did in between.
-      counts: of records read, kept and dropped, for `beam_pipelines.dataset.accounting`.
-      letters: dead letters, written into the job's folder of them once the task has ended well.
+      number: number of the task in the stage.
+      folder: staging folder of the job; a task writes files there atomically, under names that no other task uses.
+      tables: batches that earlier stages gave to this task's partition, by table. The batches are sorted by stage, task
+        and order of creation, so they do not depend on the engine.
+      counts: numbers of records read, kept and dropped, for `beam_pipelines.dataset.accounting`.
+      letters: dead letters, which are written into the job's folder of dead letters if the task succeeds.
     """
 
     number: int
@@ -50,7 +50,7 @@ class TaskContext:
     letters: list[DeadLetter] = dataclasses.field(default_factory=list)
 
     def count(self, record: str, what: str, number: int = 1) -> None:
-        """Counts records of a kind, such as rows of a table, as `read`, `kept`, or left out for a reason."""
+        """Counts records of a kind, such as rows of a table, as `read`, `kept`, or dropped for a reason."""
         if number:
             self.counts[f"{record}/{what}"] += int(number)
 
@@ -60,16 +60,16 @@ Work = Callable[[Any, TaskContext], Iterable[Piece]]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Tasks that do not depend on each other.
+    """Stage of tasks that do not depend on each other.
 
     Attributes:
-      name: unlike the other stages'; also a folder's name.
-      tasks: a small picklable value for each task; the numbers 0, 1, ... of partitions in a stage that takes tables.
-      work: `(task, context) -> pieces`, picklable. May be run twice for the same task, even at once. Raises DataError
-        for input that the job cannot use; the message reaches the user.
-      gives: names of the tables of its pieces.
-      takes: names of tables of earlier stages.
-      after: names of stages that must be finished before, because of the files they write.
+      name: name that no other stage has; also the name of a folder.
+      tasks: a small picklable value for each task; in a stage that takes tables, the numbers 0, 1, ... of partitions.
+      work: picklable function `(task, context) -> pieces`. It may run twice for the same task, even at the same time.
+        It raises DataError for input that the job cannot use; the message reaches the user.
+      gives: names of the tables that the stage's pieces belong to.
+      takes: names of the tables, given by earlier stages, that the tasks read.
+      after: names of earlier stages that must be finished first, because the tasks read files that they write.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Stage:
 
 
 def partition_stage(name: str, num_partitions: int, work: Work, takes: tuple[str, ...], **others: Any) -> Stage:
-    """Builds a stage with a task for each partition of the tables it takes; other arguments are those of `Stage`."""
+    """Builds a stage with a task for each partition of the tables in `takes`; other arguments are as in `Stage`."""
     return Stage(name, tuple(range(num_partitions)), work, takes=takes, **others)
 
 
@@ -89,7 +89,7 @@ _TABLE, _ORIGIN = b"table", b"origin"
 
 
 def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
-    """Packs a piece as bytes; stage, task and order decide its place among those of a partition."""
+    """Packs a piece as bytes; `origin` is the stage, task and order by which the pieces of a partition are sorted."""
     metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
     batch = piece.batch.replace_schema_metadata(metadata)
     sink = pyarrow.BufferOutputStream()
@@ -99,7 +99,7 @@ def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
 
 
 def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatch]]:
-    """Unpacks batches by table, in the order of their origins. Empty bytes stand for nothing."""
+    """Unpacks batches by table, sorted by origin. Empty bytes are ignored."""
     found: list[tuple[list[int], str, pyarrow.RecordBatch]] = []
     for content in encoded:
         if content:
@@ -115,10 +115,10 @@ def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatc
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, gives: Sequence[str]) -> None:
-    """Writes a task's pieces as they are made."""
+    """Writes a task's pieces, one at a time as they are made."""
     contents: list[tuple[int, int, int, int]] = []
     offset = 0
-    # Only for the stages that follow, of which a power cut leaves none either.
+    # The file is only for later stages of this job, and a power cut ends those too.
     with atomic_file(path, is_durable=False) as file:
         for order, piece in enumerate(pieces):
             encoded = encode_piece(piece, stage, task, order)
@@ -130,7 +130,7 @@ def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, giv
 
 
 def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[bytes]:
-    """Reads those pieces of a file that are for one partition of some tables, given by number."""
+    """Reads the pieces of a file that belong to one partition of the tables with these numbers."""
     status = path.stat()
     contents = _contents(path, status.st_ino, status.st_mtime_ns)
     chosen = contents[(contents[:, 1] == partition) & np.isin(contents[:, 0], list(tables))]
@@ -146,7 +146,7 @@ def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[b
 
 @functools.lru_cache(maxsize=8192)
 def _contents(path: Path, *version: int) -> np.ndarray:
-    """Reads a file's table of contents, which is kept: many tasks of a stage look into the same files."""
+    """Reads a file's table of contents and caches it: many tasks of a stage read the same files."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(size - 8)

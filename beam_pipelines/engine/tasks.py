@@ -1,6 +1,6 @@
 """Runs one task in a worker, writes and reads the reports of tasks, and ends workers with their job.
 
-A report is a small file in the staging folder; the reports also tell how far a job has come.
+A report is a small file in the staging folder; the reports also show the progress of a job.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from tff_pdp.errors import UserError
 from tff_pdp.files import write_atomically
 
 REPORT_FOLDER = ".reports"
-# A worker, the shell that Beam starts workers with, the job.
+# Largest number of ancestors to look at: Beam starts a worker through a shell, whose parent is the job.
 _GENERATIONS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """How a task ended: its counts of records, and the error for which the job cannot go on, or empty."""
+    """Outcome of a task: counts of records, and the error that ends the job, or an empty text."""
 
     counts: Mapping[str, int]
     error: str
@@ -43,7 +43,7 @@ def count_done(folder: Path, stage: str) -> int:
 
 
 def read_reports(folder: Path, stage: str) -> list[TaskReport]:
-    """Reads the reports of a stage's tasks, in their order."""
+    """Reads the reports of a stage's tasks, in the order of the tasks."""
     paths = sorted((folder / REPORT_FOLDER / stage).glob("*.json"))
     return [TaskReport(**json.loads(path.read_bytes())) for path in paths]
 
@@ -53,14 +53,14 @@ def _path(folder: Path, stage: str, task: int) -> Path:
 
 
 class TaskRun:
-    """One task: take all of its pieces, put them where they belong, and then report.
+    """One run of a task; the caller takes all pieces, stores them, and then calls `report`.
 
-    An error that the user can mend ends the pieces and is left in the report, where the job finds it and fails. Raised
-    here, the error would reach the user under the runner's stack traces.
+    An error that the user can mend ends the pieces and goes into the report; the job finds it there and fails. If it
+    were raised here, the runner's stack traces would bury it.
     """
 
     def __init__(self, stage: Stage, number: int, tables: Mapping[str, list[pyarrow.RecordBatch]], folder: Path):
-        """Prepares task `number` of a stage with the tables it takes; `folder` is the job's staging folder."""
+        """Prepares task `number` of a stage with the tables that it reads; `folder` is the job's staging folder."""
         self._stage = stage
         self._context = TaskContext(number, folder, tables)
         self._error = ""
@@ -78,10 +78,10 @@ class TaskRun:
             self._error = str(error)
 
     def report(self) -> None:
-        """Writes the dead letters of the task, unless an error has ended it, and then its report."""
+        """Writes the task's report and, unless an error has ended the task, first its dead letters."""
         context, stage = self._context, self._stage.name
         lines = sorted(json.dumps(dataclasses.asdict(letter)) for letter in context.letters)
-        # A second run of the same task writes the same.
+        # A second run of the same task writes the same bytes.
         if lines and not self._error:
             path = context.folder / DEAD_LETTER_FOLDER / f"{stage}-{context.number:05d}.jsonl"
             write_atomically(path, (f"{line}\n".encode() for line in lines))
@@ -91,7 +91,7 @@ class TaskRun:
 
 
 def end_with(job: int) -> None:
-    """Ends this process once a job's process, given by number, is gone, if the job has started this one as a worker."""
+    """Makes this process end when the job's process, number `job`, is gone, if this process is a worker of the job."""
     if os.getpid() != job and hasattr(os, "pidfd_open"):
         _watch(job)
 
@@ -102,7 +102,7 @@ def _watch(job: int) -> None:
         watched = os.pidfd_open(job)
     except OSError:
         return
-    # Only now: the number may have become another process's before it was opened, and that one is no ancestor.
+    # Checked after opening: the number may have passed to another process before, which is not an ancestor.
     if job not in _ancestors():
         os.close(watched)
         return
@@ -113,7 +113,7 @@ def _wait(watched: int) -> None:
     poll = select.poll()
     poll.register(watched, select.POLLIN)
     poll.poll()
-    # Other threads may be anywhere, and nobody is left to be told.
+    # Other threads may be in any state, and the job that would see an error is gone.
     os._exit(1)
 
 

@@ -1,6 +1,6 @@
-"""Populations and outbreaks in the tables of the US/UK PETs pandemic challenge: made up, or from real contacts.
+"""Populations and outbreaks as tables of the US/UK PETs pandemic challenge: generated, or from real contacts.
 
-table_writer: tables as Parquet or CSV, whole or not there
+table_writer: writes tables as Parquet or CSV, atomically
 community: one community: households, places, meetings
 population: a population of any size
 socio_patterns: real contacts of SocioPatterns as tables

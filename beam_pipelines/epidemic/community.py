@@ -1,4 +1,4 @@
-"""Makes up one community of a population: households, places people go to, and who meets whom there.
+"""Generates one community of a population: households, places that people go to, and meetings there.
 
 A community is made in memory (about 100 bytes a contact). The proportions are round numbers of the right order for a
 town, not estimates for any country.
@@ -21,7 +21,7 @@ _DAY = 24 * _HOUR
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """A kind of places: their typical size, how much one meets others there, and when.
+    """Kind of places: typical size, and frequency, hours and durations of contacts there.
 
     Sizes follow a Pareto law of index `tail`: a smaller index means more places that are very large.
     """
@@ -46,7 +46,7 @@ _KINDS = (
 
 
 def _of_activity(field: str) -> NDArray[np.float64]:
-    """Returns a field of the kinds as a table with the activity's number as its position."""
+    """Returns a field of all kinds as an array indexed by the number of the activity."""
     table = np.zeros(1 + max(kind.activity for kind in _KINDS))
     for kind in _KINDS:
         table[kind.activity] = getattr(kind, field)
@@ -58,9 +58,9 @@ class Community:
     """People `first_pid`, `first_pid + 1`, ... and their visits.
 
     Attributes:
-      person: columns pid, hid, person_number, age, sex. A household's hid is the pid of its first person.
-      places: columns place (0, 1, ...) and activity, which is the place's only one.
-      visits: columns member (0 for the first person), place and activity: a person and a place it goes to.
+      person: columns pid, hid, person_number, age, sex. The hid of a household is the pid of its first person.
+      places: columns place (0, 1, ...) and activity; each place has one activity.
+      visits: columns member (0 for the first person), place and activity: a person and a place that the person goes to.
     """
 
     person: Columns
@@ -69,12 +69,12 @@ class Community:
 
 
 def make_community(first_pid: int, num_people: int, generator: np.random.Generator) -> Community:
-    """Makes people with households, and assigns each to the places it goes to."""
+    """Makes people with households, and assigns each person to places."""
     person = _make_people(first_pid, num_people, generator)
     members, places, activities, num_places = [], [], [], 0
     place_activities = []
     for kind, goers in zip(_KINDS, _choose_goers(person["age"], generator), strict=True):
-        # At least one place: a small community has small ones.
+        # There is at least one place: a small community has small places.
         count = max(1, round(len(goers) / kind.mean_size))
         attraction = np.cumsum(generator.pareto(kind.tail, count) + 1.0)
         chosen = np.searchsorted(attraction, generator.random(len(goers)) * attraction[-1], side="right")
@@ -92,7 +92,7 @@ def make_community(first_pid: int, num_people: int, generator: np.random.Generat
 
 
 def meet_at_home(community: Community, generator: np.random.Generator) -> Columns:
-    """Makes contacts of every pair of a household.
+    """Makes contacts between all pairs of people in a household.
 
     Returns:
       Columns member1, member2 (0 for the community's first person), place (-1: at home), start_time, duration,
@@ -100,7 +100,7 @@ def meet_at_home(community: Community, generator: np.random.Generator) -> Column
     """
     hid = community.person["hid"]
     firsts, seconds = [], []
-    # Members of a household are neighbours: those at distance d are pairs of everyone with the d-th person after it.
+    # Members of a household are consecutive: for distance d, each person is paired with the d-th person after.
     for distance in range(1, len(_HOUSEHOLD_SIZES)):
         pairs = np.flatnonzero(hid[distance:] == hid[:-distance])
         firsts.append(pairs)
@@ -120,10 +120,11 @@ def meet_at_home(community: Community, generator: np.random.Generator) -> Column
 
 
 def meet_at_places(community: Community, num_rows: int, generator: np.random.Generator) -> Columns:
-    """Makes `num_rows` contacts at the places people go to, with the columns of `meet_at_home`; none without a partner.
+    """Makes `num_rows` contacts at places, with the columns of `meet_at_home`; none if nobody has a partner.
 
     People differ in how sociable they are, and meet more people at larger places: the numbers of contacts have a long
-    tail. Partners are people of the same place, more often those close by in its list: a class, a team.
+    tail. Partners go to the same place. Partners who are close in the place's list, as in a class or a team, are more
+    frequent.
     """
     order = np.argsort(community.visits["place"], kind="stable")
     member, place, activity = (community.visits[name][order] for name in ("member", "place", "activity"))
@@ -140,7 +141,7 @@ def meet_at_places(community: Community, num_rows: int, generator: np.random.Gen
     steps = 1 + ((size - 1) * generator.random(num_rows) ** 2).astype(np.int64)
     partner = start + (visit - start + steps) % np.maximum(size, 1)
     start_time, duration = draw_times(activity, generator)
-    # Some of those met in shops, restaurants and churches work there.
+    # Some of the people met in shops, restaurants and churches work there.
     works = (generator.random(num_rows) < 0.15) & np.isin(activity, (SHOPPING, OTHER, RELIGION))
     return {
         "member1": member[visit],
@@ -154,7 +155,7 @@ def meet_at_places(community: Community, num_rows: int, generator: np.random.Gen
 
 
 def draw_times(activity: NDArray, generator: np.random.Generator) -> tuple[NDArray, NDArray]:
-    """Draws start times and durations, in seconds, of contacts with given activities; contacts end before midnight."""
+    """Draws start times and durations, in seconds, of contacts with these activities; contacts end before midnight."""
     earliest, latest = _of_activity("earliest")[activity], _of_activity("latest")[activity]
     start = (_HOUR * (earliest + (latest - earliest) * generator.random(len(activity)))).astype(np.int64)
     spread = np.exp(0.8 * generator.standard_normal(len(activity), np.float32))
@@ -163,20 +164,20 @@ def draw_times(activity: NDArray, generator: np.random.Generator) -> tuple[NDArr
 
 
 def keep_within_bound(first: NDArray, second: NDArray, num_people: int, bound: int) -> NDArray:
-    """Chooses contacts, bool `[rows]`, so that nobody meets more than `bound` different people; earlier ones go first.
+    """Chooses contacts, bool `[rows]`, so that nobody meets more than `bound` different people.
 
-    A pair stays if it is among the first `bound` pairs of both of its people, so that no chain of choices is needed;
-    some people keep fewer than they could. All contacts of a pair stay or go together.
+    All contacts of a pair of people are kept or dropped together. A pair is kept if it is among the first `bound` pairs
+    of both people, in the order of their first contacts. Some people may keep fewer pairs than `bound` allows.
 
     Args:
-      first: `[rows]` people 0 .. num_people - 1.
-      second: `[rows]`, the other people.
-      num_people: how many people there are.
-      bound: the largest number of different people.
+      first: one person of each contact, `[rows]`, from 0 to num_people - 1.
+      second: the other person of each contact, `[rows]`.
+      num_people: number of people.
+      bound: largest number of different people that anybody may meet.
     """
     codes = np.minimum(first, second) * num_people + np.maximum(first, second)
     _, first_rows, pair_of_row = np.unique(codes, return_index=True, return_inverse=True)
-    # Pairs in the order of their first contact, each once for either person.
+    # Pairs are in the order of their first contact, each once for either person.
     order = np.argsort(first_rows)
     ends = np.stack([first[first_rows[order]], second[first_rows[order]]], axis=1).reshape(-1)
     by_person = np.argsort(ends, kind="stable")
@@ -192,7 +193,7 @@ def _make_people(first_pid: int, num_people: int, generator: np.random.Generator
     sizes = 1 + generator.choice(len(_HOUSEHOLD_SIZES), num_people, p=_HOUSEHOLD_SIZES)
     ends = np.cumsum(sizes)
     num_households = int(np.searchsorted(ends, num_people)) + 1
-    # The last household takes the people who are left.
+    # The last household gets the remaining people.
     sizes = np.diff(np.minimum(ends[:num_households], num_people), prepend=0)
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     number = np.arange(num_people) - starts
@@ -211,7 +212,7 @@ def _make_people(first_pid: int, num_people: int, generator: np.random.Generator
 
 
 def _choose_goers(age: NDArray, generator: np.random.Generator) -> list[NDArray]:
-    """Chooses the people who go to places of each of `_KINDS`."""
+    """Chooses, for each of `_KINDS`, the people who go to its places."""
     is_pupil = (age >= 5) & (age < 18)
     is_student = (age >= 18) & (age < 23) & (generator.random(len(age)) < 0.4)
     is_working = (age >= 18) & (age < 67) & ~is_student & (generator.random(len(age)) < 0.75)

@@ -1,9 +1,9 @@
-"""Simulates an outbreak on contacts day by day, and writes the tables that a forecast learns from and is judged by.
+"""Simulates an outbreak on contacts day by day, and writes tables to train a forecast on and to test it.
 
-Everyone is susceptible (S), infectious (I) or recovered (R), and a contact with someone infectious infects with
-probability 1 - exp(-rate * hours of contact that day), independently of other contacts. A person who spends h hours in
-all with infectious people is thus infected with probability 1 - exp(-rate * h): one draw a person and day. The draw is
-a function of seed, person and day, and hours are summed as whole seconds, so that nothing depends on the order of rows.
+Everyone is susceptible (S), infectious (I) or recovered (R). A contact with an infectious person infects with
+probability 1 - exp(-rate * hours of contact that day), independently of other contacts. So a person with a total of h
+hours with infectious people is infected with probability 1 - exp(-rate * h): one draw per person and day. The draw is a
+function of seed, person and day, and hours are summed as whole seconds, so nothing depends on the order of rows.
 """
 
 import contextlib
@@ -29,18 +29,18 @@ from tff_pdp.settings import Count, CountOrZero, NotNegative, Settings
 if TYPE_CHECKING:
     import scipy.sparse
 
-# Seconds are summed as int32, which is 68 years: with 49 people, 17 months without a break.
+# Seconds are summed as int32, up to 68 years: with 49 people, 17 months without a break.
 _MOST_SECONDS = np.iinfo(np.int32).max
 
 
 @dataclasses.dataclass(frozen=True)
 class Contacts:
-    """How long any two people meet.
+    """Total duration of the contacts of each pair of people.
 
     Attributes:
-      pids: `[people]` int64, ascending.
-      seconds: `[people, people]` int32, the sum of a pair's durations, either above or below the diagonal.
-      observed_days: the days that durations are totals of.
+      pids: ids of people, int64 `[people]`, ascending.
+      seconds: total seconds of each pair, int32 `[people, people]`, each pair either above or below the diagonal.
+      observed_days: number of days over which durations are summed.
     """
 
     pids: NDArray[np.int64]
@@ -48,17 +48,17 @@ class Contacts:
     observed_days: int = 1
 
     def seconds_with(self, group: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Returns the seconds that each person spends with people of a group, one by one: int32 `[people]`."""
+        """Returns each person's seconds with people of a group, summed over these people: int32 `[people]`."""
         members = group.astype(np.int32)
         return self.seconds @ members + self.seconds.T @ members
 
 
 def read_contacts(folder: Path) -> Contacts:
-    """Reads the tables person and population_network; 12 bytes a contact row while reading, 20 at the end of it.
+    """Reads the tables person and population_network; needs 12 bytes for each contact row while reading, then 20.
 
     Raises:
-      DataError: a table is missing or malformed, a pid occurs twice in person or not at all, or a duration is negative
-        or too large.
+      DataError: a table is missing or malformed, a pid occurs twice in person, a contact's pid is not in person, or a
+        duration is negative or too large.
     """
     pids = np.sort(_concatenate([rows["pid"] for rows in read_table(folder, "person", ["pid"])]))
     repeated = pids[1:][pids[1:] == pids[:-1]]
@@ -91,13 +91,13 @@ def _sum_of_pairs(
     num_people: int, firsts: list[NDArray], seconds: list[NDArray], durations: list[NDArray]
 ) -> "scipy.sparse.csr_matrix | None":
     """Adds up each pair's durations; None if a sum does not fit."""
-    # One column after the other, so that only one of them is in memory twice.
+    # The columns are joined one by one, so that only one column is in memory twice.
     total = sum(int(part.sum(dtype=np.int64)) for part in durations)
     columns = []
     for parts in (durations, firsts, seconds):
         columns.append(_concatenate(parts).astype(np.int32, copy=False))
         parts.clear()
-    # Late: it takes long to import, and options are read without it.
+    # Imported late: the import is slow, and reading options does not need it.
     import scipy.sparse
 
     data, row, column = columns
@@ -127,17 +127,17 @@ class OutbreakOptions(Settings):
     """Settings of a simulated outbreak.
 
     Attributes:
-      seed: keys every draw; same options and tables, same outbreak.
-      initial_infections: how many people are infectious on day 0; None for one in 5,000, and at least five (or all).
-      transmission_rate: infections an hour of contact; None to derive it from `reproduction_number`.
-      reproduction_number: how many people one infectious person infects if it has the mean hours of contact with
-        people who are all susceptible, each contact for itself; contacts that meet often, and people with more
-        contacts than others, make the real number another one.
+      seed: seed of every draw; the same options and tables give the same outbreak.
+      initial_infections: number of people infectious on day 0; None for 1 in 5,000, but at least 5 (or all) people.
+      transmission_rate: infections per hour of contact; None to derive the rate from `reproduction_number`.
+      reproduction_number: number of people that one infectious person with the mean hours of contact would infect, if
+        all others were susceptible and all contacts were with different people. The real number differs, as contacts
+        repeat and some people have more contacts than others.
       infectious_days: mean number of days from infection to recovery.
-      fixed_duration: everyone recovers after exactly `infectious_days`, which must then be whole; otherwise with
-        probability 1 / infectious_days every day.
-      observed_days: days of `disease_outcome_training`.
-      target_days: days after these, in which `target` looks for infections.
+      fixed_duration: make everyone recover after exactly `infectious_days`, a whole number; by default people recover
+        with probability 1 / infectious_days every day.
+      observed_days: number of days in table `disease_outcome_training`.
+      target_days: number of days after the observed days; table `target` tells who is infected in them.
     """
 
     seed: CountOrZero = 0
@@ -156,13 +156,14 @@ class OutbreakOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class OutbreakSummary:
-    """The course of an outbreak.
+    """Course of an outbreak.
 
     Attributes:
-      num_people: how many people there are.
-      transmission_rate: infections an hour of contact.
-      daily_infections: people that became infectious on each day, observed or not; on day 0 from outside.
-      num_targets: how many people have `infected` 1 in table `target`.
+      num_people: number of people.
+      transmission_rate: infections per hour of contact.
+      daily_infections: number of people who became infectious on each observed and target day; day 0 has the initial
+        infections.
+      num_targets: number of people with `infected` 1 in table `target`.
     """
 
     num_people: int
@@ -172,18 +173,18 @@ class OutbreakSummary:
 
     @property
     def attack_rate(self) -> float:
-        """Returns the share of people that were infected on any day."""
+        """Returns the share of people who were infected on any day."""
         return sum(self.daily_infections) / self.num_people
 
     @property
     def peak_day(self) -> int:
-        """Returns the day after day 0 with most infections; the first of several."""
+        """Returns the first of the days after day 0 with the most infections."""
         return 1 + int(np.argmax(self.daily_infections[1:]))
 
     def text(self) -> str:
         """Returns the summary in words."""
         return (
-            f"{self.transmission_rate:.4g} infections an hour of contact; "
+            f"{self.transmission_rate:.4g} infections per hour of contact; "
             f"{100 * self.attack_rate:.1f}% of {self.num_people:,} people infected in {len(self.daily_infections)} "
             f"days, most of them ({max(self.daily_infections[1:]):,}) on day {self.peak_day}; target: "
             f"{self.num_targets:,} infected after the observed days ({100 * self.num_targets / self.num_people:.2f}%)"
@@ -198,18 +199,18 @@ def simulate_outbreak(
     sparse: bool = False,
     overwrite: bool = False,
 ) -> OutbreakSummary:
-    """Reads person and population_network, writes disease_outcome_training and target.
+    """Simulates an outbreak on the tables person and population_network; writes disease_outcome_training and target.
 
     Args:
-      folder: the folder of the population.
-      options: of the outbreak.
-      output: folder to write to; None for the population's own.
-      table_format: of the tables written.
-      sparse: leave out rows of state S, so that a day without a row means S.
+      folder: folder of the population.
+      options: settings of the outbreak.
+      output: folder to write; None for the population's folder.
+      table_format: format of the written tables.
+      sparse: leave out rows with state S, so that a day without a row means S.
       overwrite: replace the tables.
 
     Raises:
-      DataError: a table is missing or malformed, a contact is of nobody in person, or a table to write exists.
+      DataError: a table is missing or malformed, a contact's pid is not in person, or a table to write exists.
       ConfigError: there are more initial infections than people.
     """
     output = output or folder
@@ -236,9 +237,9 @@ def simulate_outbreak(
 
 
 def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Iterator[NDArray[np.int8]]:
-    """Yields the states of all people, `[people]` int8, on each of the observed and target days.
+    """Yields the states of all people, int8 `[people]`, on each of the observed and target days.
 
-    An infection or a recovery of a day shows in the next day's states. `rate` is in infections an hour of contact.
+    The next day's states show an infection or a recovery. `rate` is in infections per hour of contact.
 
     Raises:
       ConfigError: there are more initial infections than people.
@@ -267,19 +268,19 @@ def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Itera
 
 
 def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
-    """Returns infections an hour of contact, as given or by the reproduction number; 0 where nobody meets."""
+    """Returns infections per hour of contact, stated or from the reproduction number; 0 if nobody meets."""
     if options.transmission_rate is not None:
         return options.transmission_rate
-    # Each contact is one of both people.
+    # Each contact counts for both people.
     mean_seconds = 2.0 * float(contacts.seconds.data.sum(dtype=np.int64)) / max(len(contacts.pids), 1)
     hours = mean_seconds / _SECONDS_PER_HOUR / contacts.observed_days
     return options.reproduction_number / (hours * options.infectious_days) if hours else 0.0
 
 
 def uniform(seed: int, purpose: int, day: int, pids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draws from [0, 1) that depend on the arguments alone, each person's on its own pid.
+    """Draws a number from [0, 1) for each person, a function of seed, purpose, day and the person's pid alone.
 
-    The mixing function is that of SplitMix64 (Steele, Lea and Flood, 2014, doi 10.1145/2714064.2660195).
+    The mixing function is SplitMix64's (Steele, Lea and Flood, 2014, doi 10.1145/2714064.2660195).
     """
     key = 0
     for part in (seed, purpose, day):

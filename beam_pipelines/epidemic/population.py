@@ -1,4 +1,4 @@
-"""Makes up a population of any size and its contacts, community by community, as `contact_graph.tables`."""
+"""Generates a population of any size and its contacts, community by community, as tables of `contact_graph.tables`."""
 
 import contextlib
 import dataclasses
@@ -22,24 +22,24 @@ from tff_pdp.settings import Count, CountOrZero, Settings, to_plain
 
 _TRAVEL_SHARE = 0.06
 _TRAVEL_STREAM = 1 << 32
-# Identifiers of places follow those of homes, which are those of people.
+# The ids of places begin above the ids of homes, which are ids of people.
 _FIRST_PLACE = 10**10
 _PLACES_PER_COMMUNITY = 10**6
 _HOUR = 3600
 
 
 class PopulationOptions(Settings):
-    """Settings of a made-up population.
+    """Settings of a generated population.
 
     Attributes:
-      num_people: how many.
-      contact_rows_per_person: rows of `population_network` divided by people. A row is a contact of two people, so
-        that on average a person takes part in twice as many.
-      num_regions: values of `region` in table `person`, as even as they can be.
-      seed: keys everything; same options, same tables.
-      max_contacts: nobody meets more than this many different people; None for no bound. Contacts beyond it are left
-        out, so that there are fewer rows than `contact_rows_per_person` says.
-      community_size: at most how many people live in a community; memory grows with it, about 10 kB a person.
+      num_people: number of people.
+      contact_rows_per_person: number of rows of `population_network` divided by the number of people. A row is a
+        contact of two people, so the mean number of contacts of a person is twice this number.
+      num_regions: number of values of `region` in table `person`; regions have about the same number of people.
+      seed: seed of everything; the same options give the same tables.
+      max_contacts: largest number of different people that anybody meets; None for no bound. Contacts beyond the bound
+        are left out, so there are fewer rows than `contact_rows_per_person` says.
+      community_size: largest number of people in a community; memory grows with it, about 10 kB a person.
       assignments: whether to write `activity_location_assignment`, about three rows a person.
     """
 
@@ -58,7 +58,7 @@ class PopulationOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class PopulationSummary:
-    """The size of a population; `most_contacts` is the largest number of contact rows that one person takes part in."""
+    """Size of a population; `most_contacts` is the largest number of contact rows that one person takes part in."""
 
     num_people: int
     num_households: int
@@ -77,10 +77,10 @@ class PopulationSummary:
 def generate_population(
     folder: Path, options: PopulationOptions, table_format: TableFormat | None = None, overwrite: bool = False
 ) -> PopulationSummary:
-    """Writes person, household, locations, population_network and (by option) activity_location_assignment.
+    """Writes the tables person, household, locations, population_network and, by option, activity_location_assignment.
 
-    People are numbered 1, 2, ...; those of a community, and of a region, follow one another. Most contacts are within
-    a community; `_TRAVEL_SHARE` of them are between any two people.
+    People are numbered 1, 2, ...; people of a community have consecutive numbers, and so have people of a region. Most
+    contacts are within a community; the share `_TRAVEL_SHARE` is between people of any communities.
 
     Raises:
       DataError: the folder has one of the tables, and `overwrite` is false.
@@ -109,7 +109,7 @@ def generate_population(
 
 @dataclasses.dataclass(frozen=True)
 class _Town:
-    """The place of a community in its population."""
+    """Place of a community in the population."""
 
     number: int
     region: int
@@ -132,8 +132,8 @@ def _towns(options: PopulationOptions) -> Iterator[_Town]:
 class _Travel:
     """Contacts across communities: in each of several rounds, person i may meet person (factor * i + step) mod people.
 
-    A round is a permutation, so that nobody meets more than two people in it, and each community's contacts are known
-    without the others.
+    A round is a permutation, so nobody meets more than two people in a round, and each community's contacts are known
+    without the other communities.
     """
 
     rounds: list[tuple[int, int]]
@@ -145,7 +145,7 @@ class _Travel:
         generator = np.random.default_rng([options.seed, _TRAVEL_STREAM])
         mean = _TRAVEL_SHARE * options.contact_rows_per_person
         wanted = math.ceil(mean)
-        # At most half of a bound is for travel, and at most two people are met in each round.
+        # Travel may use half of the bound, and in each round a person meets at most two people.
         count = wanted if options.max_contacts is None else min(wanted, options.max_contacts // 4)
         rounds = []
         while len(rounds) < count:
@@ -242,7 +242,7 @@ def _place_ids(places: NDArray, town: _Town) -> NDArray:
 
 
 def _coordinates(town: _Town, count: int, generator: np.random.Generator) -> Columns:
-    # Regions are one degree apart, communities of a region a tenth.
+    # Regions are one degree apart, communities of a region a tenth of a degree.
     center = np.array([town.region, 0.1 * (town.number % 10)])
     longitude, latitude = (center + 0.05 * generator.standard_normal((count, 2))).T.round(5)
     return {"longitude": longitude, "latitude": latitude}

@@ -1,8 +1,8 @@
 """Reads SocioPatterns contacts (http://www.sociopatterns.org/datasets) and writes them as a population's tables.
 
 A contact file has rows `t i j`, separated by tabs or spaces: i and j faced each other in the 20 seconds before time t.
-A metadata file has a row of tab-separated columns per person, which differ between studies: id and department; id,
-class and sex; a row number, id and role; and more. Columns are recognised by their values.
+A metadata file has a row of tab-separated columns for each person. The columns differ between studies, for example id
+and department; id, class and sex; or row number, id and role. Columns are recognised by their values.
 """
 
 import dataclasses
@@ -32,15 +32,16 @@ _HOUR = 3600
 
 
 class ImportOptions(Settings):
-    """How contacts are imported.
+    """Settings of the import of contacts.
 
     Attributes:
-      observed_days: days on which people wore sensors, a public constant of the study. Durations are divided by it for
-        a daily mean, so it must not be counted from the contacts: each of them could change all rows.
-      region_column: which column of the metadata, from 1, becomes `region`; None to find it: the first with text other
+      observed_days: number of days on which people wore sensors, a public constant of the study. Durations are divided
+        by it for a daily mean. Do not count the days in the contacts: a single contact could then change all rows.
+      region_column: column of the metadata, from 1, that becomes `region`; None for the first column with text other
         than ids and sexes.
-      activity: the activity of all contacts, as the file does not say.
-      hours_ahead: added to the file's times, where its days do not begin at midnight (or are those of UTC).
+      activity: activity of all contacts, which the file does not state.
+      hours_ahead: hours added to the file's times, if the file's days do not begin at midnight (or begin at midnight
+        UTC).
     """
 
     observed_days: Count
@@ -51,17 +52,17 @@ class ImportOptions(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class ImportSummary:
-    """The outcome of an import.
+    """Outcome of an import.
 
     Attributes:
-      num_people: in table person.
-      num_without_contacts: people in the metadata alone.
-      num_without_metadata: people in the contacts alone.
-      num_rows: in table population_network.
-      num_repeated: rows of the contact file that repeat another, left out.
-      num_self_contacts: rows whose i and j are the same, left out.
-      num_days: days on which anyone met.
-      regions: people of each region.
+      num_people: number of people in table person.
+      num_without_contacts: number of people in the metadata alone.
+      num_without_metadata: number of people in the contacts alone.
+      num_rows: number of rows in table population_network.
+      num_repeated: number of rows of the contact file that repeat another row; they are left out.
+      num_self_contacts: number of rows with equal i and j; they are left out.
+      num_days: number of days on which anyone met.
+      regions: number of people by region.
     """
 
     num_people: int
@@ -79,7 +80,7 @@ class ImportSummary:
         return (
             f"{self.num_people:,} people ({self.num_without_contacts} met nobody, {self.num_without_metadata} without "
             f"metadata) with {self.num_rows:,} contacts on {self.num_days} days; left out: {self.num_repeated} "
-            f"repeated rows, {self.num_self_contacts} of people with themselves; regions: {regions}"
+            f"repeated rows, {self.num_self_contacts} rows of people with themselves; regions: {regions}"
         )
 
 
@@ -91,19 +92,19 @@ def import_contacts(
     table_format: TableFormat | None = None,
     overwrite: bool = False,
 ) -> ImportSummary:
-    """Writes person, household, population_network and `about.json`.
+    """Writes the tables person, household and population_network, and `about.json`.
 
-    A row of population_network is a longest run of steps in which two people faced each other; a run that began before
-    midnight may end after it. Durations are totals of all days: divided by `options.observed_days`, which is written
-    into `about.json`, they are daily means.
+    A row of population_network is an unbroken run of steps in which two people faced each other; a run that began
+    before midnight may end after midnight. Durations are summed over all days; divided by `options.observed_days`,
+    which `about.json` records, they are daily means.
 
-    People are those of the metadata and those who met. The participants are treated as public, even if only contacts
-    name them. People have a household each. Ages are not known (`UNKNOWN_AGE`), sex and `region` as far as the metadata
-    have them (else `UNKNOWN_SEX`, `UNKNOWN_REGION`).
+    People are all people in the metadata or in the contacts. The set of participants is treated as public, even if only
+    contacts name some of them. Each person has a household of one. Ages are `UNKNOWN_AGE`. Sex and `region` are
+    `UNKNOWN_SEX` and `UNKNOWN_REGION` unless the metadata have them.
 
     Raises:
-      DataError: a file is missing or malformed, names file and line; people met on more days (from midnight) than
-        `observed_days`, a public promise, so that the error reveals one bit about them; or a table exists and
+      DataError: a file is missing or malformed (names file and line); people met on more days (from midnight) than
+        `observed_days`, a public promise, so the error reveals one bit about the contacts; or a table exists and
         `overwrite` is false.
       ConfigError: the metadata have no column `region_column`.
     """
@@ -146,14 +147,14 @@ def import_contacts(
 
 
 def find_runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Joins the steps of each pair that follow one another.
+    """Joins consecutive steps of each pair into runs.
 
     Args:
       rows: `[rows, 3]`: the start of a step of `STEP` seconds, and the two people, in any order.
 
     Returns:
-      `[runs, 4]` pid1 < pid2, start and duration, ordered by these; and how many rows repeated another. Steps of a pair
-      that overlap, as from two clocks, are joined too.
+      The runs `[runs, 4]`: pid1 < pid2, start and duration, sorted by these columns; and the number of rows that
+      repeated another row. Overlapping steps of a pair, as from two clocks, are joined too.
     """
     steps = np.stack([rows[:, 1:].min(axis=1, initial=2**62), rows[:, 1:].max(axis=1, initial=-1), rows[:, 0]], axis=1)
     steps, num_rows = np.unique(steps, axis=0), len(steps)
@@ -193,7 +194,7 @@ def _read_metadata(path: Path, met: NDArray[np.int64], region_column: int | None
         numbers.append(number)
         rows.append(columns)
     if not rows:
-        raise DataError(f"{path}: no rows; leave the metadata out if there are none")
+        raise DataError(f"{path}: no rows; if there are no metadata, do not name a metadata file")
     columns = list(zip(*rows, strict=True))
     id_column = _find_ids(path, columns, met)
     sex_column = next((place for place, column in enumerate(columns) if _is_sex(column)), None)
@@ -218,11 +219,11 @@ def _read_metadata(path: Path, met: NDArray[np.int64], region_column: int | None
 
 
 def _find_ids(path: Path, columns: Sequence[Sequence[str]], met: NDArray[np.int64]) -> int:
-    """Finds the column that has most of the people who met; the first of several."""
+    """Finds the first column with the largest number of people who met."""
     people = set(met.tolist())
     found = [len(people & {int(value) for value in column if _is_id(value)}) for column in columns]
     if people and not max(found):
-        raise DataError(f"{path}: no column has ids of the people of the contact file; is it of another study?")
+        raise DataError(f"{path}: no column has ids of people in the contact file; is the file from another study?")
     return found.index(max(found))
 
 
@@ -244,7 +245,7 @@ def _is_id(value: str) -> bool:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the lines that are not empty, with their numbers from 1."""
+    """Yields the lines that are not empty, with line numbers from 1."""
     try:
         with (
             gzip.open(path, "rt", encoding="utf-8")

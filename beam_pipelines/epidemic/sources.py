@@ -1,4 +1,4 @@
-"""Makes rows of people: the sources `contact_graph`, of tables there are, and `simulated_outbreak`, of made-up ones."""
+"""Makes rows of people from existing tables (source `contact_graph`) or a simulation (source `simulated_outbreak`)."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """A population, given by the folder of its tables, whose rows are still to be made."""
+    """Population in a folder of tables, whose rows are not made yet."""
 
     tables: Path
     rows: RowSettings
@@ -44,12 +44,12 @@ class People:
 
 
 class ContactGraph(SourceSettings):
-    """Makes rows of a contact graph: own features, those of sampled contacts, and whether the person falls ill.
+    """Turns people of a contact graph into rows: own and sampled contacts' features; label: whether they fall ill.
 
     `input` is the folder of a population's tables, in the schema of the US/UK PETs pandemic challenge; `input_shape` is
-    the number of values in a row, and `num_classes` 2. The test examples are everybody at the end of the observed days;
-    `test_fraction` is not used. Train with `privacy.kind: contact_graph`, which takes from the data how many rows a
-    person can change.
+    the number of values in a row, and `num_classes` is 2. The test examples are all people at the end of the observed
+    days; `test_fraction` is not used. Train with `privacy.kind: contact_graph`, which reads from the data how many rows
+    one person can change.
 
     Attributes:
       rows: how people become rows.
@@ -61,25 +61,25 @@ class ContactGraph(SourceSettings):
         """Describes the tables.
 
         Raises:
-          ConfigError: the shape or the number of classes does not fit.
+          ConfigError: `input_shape` or `num_classes` differs from the rows.
         """
         self.check_features((self.rows.layout_of().size,), NUM_CLASSES)
         return People(Path(self.input), self.rows)
 
 
 class SimulatedOutbreak(SourceSettings):
-    """Simulates an outbreak, and makes rows of it as `contact_graph`.
+    """Simulates an outbreak, and makes rows as kind `contact_graph` does.
 
-    `input` is `generated`, for a made-up population; a file of contacts as SocioPatterns publishes them (`tij_*.dat`,
-    `.gz`); or a folder with one such file and at most one `metadata_*.dat`, or one that has such folders.
+    `input` is `generated`, for a generated population; a file of contacts that SocioPatterns published (`tij_*.dat` or
+    `.dat.gz`); a folder with one such file and at most one `metadata_*.dat`; or a folder of such folders.
 
     Attributes:
       rows: how people become rows.
-      outbreak: settings of the outbreak; the default seed is that of the data.
-      population: settings of a made-up population, with the same default seed, or of the import of published contacts.
-      network: which of `input`'s folders; None for `input` itself.
-      metadata: the file that says who the people of published contacts are; None for the one beside the contacts, if
-        `input` is a folder.
+      outbreak: settings of the outbreak; the default seed is the seed of the data.
+      population: settings of a generated population, with the same default seed, or of the import of contacts.
+      network: name of the folder in `input` that has the contacts; none for `input` itself.
+      metadata: metadata file of the published contacts (such as class and sex); by default the one beside the contacts,
+        if `input` is a folder.
     """
 
     rows: RowSettings
@@ -91,20 +91,20 @@ class SimulatedOutbreak(SourceSettings):
     def __post_init__(self):
         super().__post_init__()
         if self.input == GENERATED and (self.network or self.metadata):
-            raise ValueError(f"network and metadata are for published contacts, and input is {GENERATED!r}")
-        # Read here, as the type of `population` depends on the input: wrong keys come to light before a job runs.
+            raise ValueError(f"network and metadata are for published contacts, but input is {GENERATED!r}")
+        # Read here, because the type of `population` depends on the input: wrong keys are found before a job runs.
         try:
             self._population_options()
             self._outbreak_options()
         except ConfigError as error:
-            # The reader of the section adds its name and the file.
+            # The reader of section `data` adds the section and the file.
             raise ValueError(str(error).removeprefix("data: ")) from None
 
     def build(self, workspace: Path) -> People:
         """Writes the tables into the workspace.
 
         Raises:
-          ConfigError: the shape or the number of classes does not fit.
+          ConfigError: `input_shape` or `num_classes` differs from the rows.
           DataError: a file is missing or malformed.
         """
         self.check_features((self.rows.layout_of().size,), NUM_CLASSES)
@@ -129,7 +129,7 @@ class SimulatedOutbreak(SourceSettings):
 
 
 def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]:
-    """Finds the files of contacts and, where there is one beside it, of metadata."""
+    """Finds the file of contacts and, if there is one, the file of metadata beside it."""
     folder = given / network if network else given
     if network and not folder.is_dir():
         raise DataError(f"{folder}: no such folder; data.network names a folder of data.input")
@@ -142,23 +142,23 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
     if len(contacts) != 1 or len(people) > 1:
         raise DataError(
             f"{folder}: {len(contacts)} files tij_*.dat (or .gz) and {len(people)} files metadata_*.dat in it; a "
-            "network has one of contacts and at most one of metadata"
+            "network has one tij_*.dat and at most one metadata_*.dat"
         )
     return contacts[0], people[0] if people else None
 
 
 def promised_influence(manifest: Manifest) -> RowInfluence | None:
-    """Returns how many rows one person, or one pair's contacts, can change; None where rows are independent.
+    """Returns the bound on rows that one person, or one pair's contacts, can change; None if rows are independent.
 
     Raises:
-      DataError: the manifest's promise is not the one that rows made with its parameters keep.
+      DataError: the manifest's bound is not the bound that its parameters give.
     """
     parameters = manifest.parameters
     if parameters.get("source") == SOURCE:
         bound = read_settings(DegreeBound, parameters["degree_bound"], "manifest.json", "parameters.degree_bound")
         if manifest.row_influence != bound.influence(parameters["num_windows"], parameters["num_slots"]):
             raise DataError(
-                "manifest.json: row_influence is not what rows of these parameters promise: it has been changed; "
-                "prepare the data again"
+                "manifest.json: row_influence is not the bound that the manifest's parameters give: the file was "
+                "changed; prepare the data again"
             )
     return manifest.row_influence

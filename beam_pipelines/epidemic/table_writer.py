@@ -1,4 +1,4 @@
-"""Writes tables of a population as Parquet or CSV, chunk by chunk; an unfinished table never has its name."""
+"""Writes tables of a population as Parquet or CSV, chunk by chunk; only a finished table gets its name."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ _ROWS_PER_GROUP = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class TableFormat:
-    """How tables are written.
+    """Format of written tables.
 
     Attributes:
-      format: of the files.
-      rows_per_file: a table becomes a folder of files with this many rows; default: one file.
+      format: format of the files.
+      rows_per_file: number of rows in each file; a table is then a folder of files. Default: one file for each table.
     """
 
     format: Literal["parquet", "csv", "csv.gz"] = "parquet"
@@ -33,15 +33,15 @@ class TableFormat:
 
 
 class TableWriter:
-    """Writes one table, chunk by chunk; the table has its name only once the `with` block ends without an error.
+    """Writes one table, chunk by chunk; the table gets its name when the `with` block ends without an error.
 
-    The content of the files does not depend on how rows were divided into chunks.
+    The content of the files does not depend on how rows are divided into chunks.
 
     Args:
-      folder: the folder of the population; made if it does not exist.
-      table: a key of `TABLES`.
-      table_format: how to write the table.
-      overwrite: replace the table if the folder has it already, in whatever format.
+      folder: folder of the population; made if it does not exist.
+      table: name of the table, a key of `TABLES`.
+      table_format: format of the table.
+      overwrite: replace the table if the folder has it already, in any format.
 
     Raises:
       DataError: the folder has the table already and `overwrite` is false.
@@ -55,7 +55,7 @@ class TableWriter:
         self._format = table_format or TableFormat()
         self._existing = paths_of(folder, table)
         if self._existing and not overwrite:
-            raise DataError(f"{self._existing[0]}: exists already; choose another folder, or overwrite it")
+            raise DataError(f"{self._existing[0]}: exists already; choose another folder, or pass --overwrite")
         is_folder = self._format.rows_per_file is not None
         self._path = folder / (table if is_folder else f"{table}.{self._format.format}")
         self._unfinished = folder / f".{self._path.name}.unfinished"
@@ -70,7 +70,7 @@ class TableWriter:
         return self
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Adds rows: an array of each column, all of one length (NumPy or Arrow)."""
+        """Adds rows, given as an array (NumPy or Arrow) of each column; all arrays have the same length."""
         arrays = [_as_array(columns[field.name], field.type) for field in self._schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         while batch.num_rows:
@@ -97,7 +97,7 @@ class TableWriter:
             remove(self._unfinished)
 
     def _rows_to_fill(self) -> int:
-        """Returns how many rows are missing to a row group or a complete file."""
+        """Returns the number of rows that the current row group or file still lacks."""
         written = 0 if self._file is None else self._file.num_rows
         limit = min(_ROWS_PER_GROUP, (self._format.rows_per_file or _ROWS_PER_GROUP + written) - written)
         return limit - self._num_waiting
@@ -122,7 +122,7 @@ class TableWriter:
 
 
 class _File:
-    """One open file of a table."""
+    """Open file of a table."""
 
     def __init__(self, path: Path, schema: pa.Schema, kind: str) -> None:
         self.num_rows = 0
@@ -130,7 +130,7 @@ class _File:
         self._schema = schema
         if kind == "parquet":
             is_integer = {field.name: pa.types.is_integer(field.type) for field in schema}
-            # Ids and times take less space and time as differences than in a dictionary of nearly all of them.
+            # Nearly all ids and times differ: differences take less space and time than a dictionary.
             self._writer = pyarrow.parquet.ParquetWriter(
                 self._sink,
                 schema,

@@ -1,10 +1,10 @@
-"""Kinds of raw data: a reader each, and the settings that an experiment has for it.
+"""Kinds of raw data: for each kind a reader, and the settings in an experiment.
 
 images: labelled images; single image files
-partition: pooled examples divided; digits divided, for the demo
+partition: divides pooled examples; writes the demo's divided digits
 leaf: LEAF JSON, whole or split
 silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written
-mnist: MNIST, its writers, EMNIST
+mnist: MNIST, MNIST by writer, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: images by class or Dirichlet; rotated and masked MNIST
 fed_emnist: TFF's Federated EMNIST, SQLite or HDF5

@@ -1,11 +1,11 @@
 """Reads CelebA by the person in the picture, with one attribute as the label.
 
-Source: Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; by identity as in Caldas et al., "LEAF: A
-Benchmark for Federated Settings", 2018. The files are those of the original distribution, with lines that end in CRLF
-or LF: `identity_CelebA.txt` (name of an image, number of the person), `list_attr_celeba.txt` (the number of images, the
-names of the attributes, then for each image its name and -1 or 1 for each attribute), `list_eval_partition.txt` (name
-of an image; 0 for training, 1 for validation, 2 for test) and `img_align_celeba/*.jpg`. Or LEAF's JSON, whose users are
-the numbers of people, whose examples are names of images, and whose labels are 1 for Smiling; and the same JPEGs.
+Source: Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; grouped by person as in Caldas et al.,
+"LEAF: A Benchmark for Federated Settings", 2018. The original text files have lines that end in CRLF or LF:
+`identity_CelebA.txt` (name of an image, number of the person), `list_attr_celeba.txt` (the number of images, the names
+of the attributes, then for each image its name and -1 or 1 for each attribute) and `list_eval_partition.txt` (name of
+an image; 0 for training, 1 for validation, 2 for test). In LEAF's JSON, users are numbers of people, examples are names
+of images, and label 1 means Smiling. Both forms need the JPEGs `img_align_celeba/*.jpg`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _PARTITIONS = {"0": "train", "1": "validation", "2": "test"}
 
 
 def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]]:
-    """Reads, for each person, the names of the images with their labels, sorted; 1 for images with the attribute.
+    """Reads the sorted names of each person's images with their labels: 1 for images with the attribute, otherwise 0.
 
     Raises:
       ConfigError: there is no such attribute.
@@ -59,14 +59,14 @@ def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]
 
 
 def read_partitions(path: Path, people: Mapping[str, Iterable[tuple[str, int]]]) -> dict[str, str]:
-    """Reads, by name of an image, whether it is for `train`, `validation` or `test`.
+    """Reads the split of each image, `train`, `validation` or `test`, by the image's name.
 
     Args:
       path: `list_eval_partition.txt`.
       people: the result of `read_people`.
 
     Raises:
-      DataError: the file is missing or damaged (names the line), or lacks an image of these people.
+      DataError: the file is missing or damaged (names the line), or lacks an image of `people`.
     """
     partitions: dict[str, str] = {}
     for number, line in _lines(path):
@@ -121,26 +121,27 @@ CELEBA_CLASSES = 2
 CELEBA_ATTRIBUTE = "Smiling"
 # The size of LEAF's images.
 CELEBA_SHAPE = (84, 84, 3)
-# Single tasks decode about so many; nothing else depends on it.
+# About the number of images that one task decodes; nothing else depends on it.
 _IMAGES_PER_TASK = 2000
 
 
 class Celeba(SourceSettings):
     """Groups CelebA by the person in the picture, with one attribute as the label (Liu et al., 2015; LEAF, 2018).
 
-    `input` is the folder that holds `identity_CelebA.txt`, `list_attr_celeba.txt` and the folder `img_align_celeba`;
-    users are `identity_00001`, ... Or it is a folder of LEAF's JSON for CelebA, with the same images in it, beside it,
-    or where `images` says. Images are resized to `input_shape` (3 channels, or 1 for grey) by averages over areas. An
-    image that is missing or damaged becomes a dead letter and counts against `max_bad_fraction`. As in LEAF, set
-    `min_examples_per_client` to 5 to leave out people with fewer images.
+    `input` is the folder that holds `identity_CelebA.txt` and `list_attr_celeba.txt`, with users `identity_00001`, ...,
+    or a folder of LEAF's JSON for CelebA. Both need the JPEGs; see `images`. Images are resized to `input_shape` (3
+    channels, or 1 for grey) by averages over areas. An image that is missing or damaged becomes a dead letter and
+    counts against `max_bad_fraction`. To leave out people with fewer than 5 images, as LEAF does, set
+    `min_examples_per_client` to 5.
 
     Attributes:
-      attribute: the label is 1 where an image has it, otherwise 0; a name from the second line of
+      attribute: attribute that images with label 1 have and images with label 0 lack; a name from the second line of
         `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
-      split: `random`, each person's images are divided by the job, or as LEAF's folders `train` and `test` have it; or
-        `by_image_partition`, as `list_eval_partition.txt` has it. The file lists images, but all images of a person are
-        on the same side: 8,192 people for training, 985 for validation, 1,000 for test.
-      images: the folder of JPEGs; default: `img_align_celeba` in the input or beside it, or in their folders `raw`.
+      split: `random`: the job divides each person's images, or takes the division of LEAF's folders `train` and `test`.
+        `by_image_partition`: images are divided as in `list_eval_partition.txt`. That file lists single images, but
+        puts all images of a person in one split: 8,192 people for training, 985 for validation, 1,000 for test.
+      images: folder of the JPEGs; by default `img_align_celeba`, looked for in `input`, in the folder that holds it,
+        and in `raw` inside either.
     """
 
     input_shape: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = CELEBA_SHAPE
@@ -152,10 +153,10 @@ class Celeba(SourceSettings):
     def __post_init__(self):
         super().__post_init__()
         if self.input_shape[2] not in (1, 3):
-            raise ValueError(f"input_shape must be [height, width, 3], or 1 for grey, not {list(self.input_shape)}")
+            raise ValueError(f"input_shape must be [height, width, 3 or 1], not {list(self.input_shape)}")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; errors as of `SourceSettings.build`."""
+        """Describes the folder; errors as in `SourceSettings.build`."""
         self.check_features(self.input_shape, CELEBA_CLASSES)
         folder = Path(self.input)
         leaf = [*folder.glob("*.json*"), *(folder / side for side in SIDES if (folder / side).is_dir())]
@@ -168,7 +169,7 @@ class Celeba(SourceSettings):
         parameters = {
             "attribute": self.attribute,
             "split": self.split,
-            # The images are too many to be files of the job, but they decide the content as well.
+            # The images decide the content too, but are too many to be listed as files of the job.
             "images_sha256": hash_images(jpegs, sorted(set(images))),
         }
         return dataclasses.replace(
@@ -182,18 +183,18 @@ class Celeba(SourceSettings):
 def _read_part(
     read_people: Callable[[Path], Iterable[UserRecord]], images: Path, shape: tuple[int, ...], path: Path
 ) -> Iterator[UserRecord]:
-    """Reads the people of a part of a file, one person at a time, with pixels in place of names; raises DataError."""
+    """Reads one part of a file, one person at a time, with pixels instead of names of images; raises DataError."""
     read = functools.partial(read_image, images, file_format="JPEG", shape=shape, resampling="BOX")
     file, part, parts = split_part(path)
     for place, user in enumerate(read_people(file)):
         if place % parts == part:
-            # Anything but a plain name of a file is reported as it is, and never looked for elsewhere.
+            # Anything but a plain file name is reported as it is, and never opened as a path.
             x = [read(name) if _is_name(name) else name for name in user.x] if isinstance(user.x, list) else user.x
             yield dataclasses.replace(user, x=x)
 
 
 def _text_form(folder: Path, options: Celeba) -> RawData:
-    """Describes the original files: raw data whose examples are names of images."""
+    """Describes the original text files as raw data whose examples are names of images."""
     by_partition = options.split == "by_image_partition"
     files = (IDENTITY_FILE, ATTRIBUTE_FILE, *([PARTITION_FILE] if by_partition else []))
     return RawData(
@@ -209,17 +210,17 @@ def _text_form(folder: Path, options: Celeba) -> RawData:
 
 
 def _leaf_form(folder: Path, options: Celeba) -> RawData:
-    """Describes LEAF's JSON, in the same way."""
+    """Describes LEAF's JSON as raw data whose examples are names of images."""
     if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
         raise ConfigError(
-            f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, whose labels are "
-            f"{CELEBA_ATTRIBUTE} and whose split is its own; for others, take the folder with {IDENTITY_FILE}"
+            f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, which takes only "
+            f"attribute {CELEBA_ATTRIBUTE!r} and split 'random'; for others, name the folder with {IDENTITY_FILE}"
         )
     return leaf_raw_data("celeba", folder, read_users)
 
 
 def _read_texts(files: tuple[str, ...], attribute: str, path: Path) -> list[UserRecord]:
-    """Reads all people, and keeps those of the last folder, as several tasks read parts of it; raises DataError."""
+    """Reads all people; caches the last folder's, because several tasks read parts of it; raises DataError."""
     found = [path.with_name(name).stat() for name in files if path.with_name(name).exists()]
     return _read_users(path.parent, files, attribute, *((file.st_ino, file.st_mtime_ns) for file in found))
 
@@ -246,10 +247,10 @@ def _image_folder(folder: Path, stated: str | None) -> Path:
         if path.is_dir():
             return path
     if stated is not None:
-        raise DataError(f"{stated}: no such folder; `images` takes the one with CelebA's aligned and cropped images")
+        raise DataError(f"{stated}: no such folder; `images` takes the folder of CelebA's aligned and cropped images")
     raise DataError(
-        f"{folder}: no folder {IMAGE_FOLDER} in it, with CelebA's aligned and cropped images; `images` names one "
-        "elsewhere"
+        f"{folder}: no folder {IMAGE_FOLDER} of CelebA's aligned and cropped images in it; if they are elsewhere, name "
+        "their folder in `images`"
     )
 
 

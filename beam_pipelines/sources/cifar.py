@@ -1,6 +1,6 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets.
 
-The archives hold pickles. They are unpickled to plain values and arrays of bytes, and to nothing that could run code.
+The archives hold pickles. The pickles are read as plain values and arrays of bytes; nothing in them can run code.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _TFDS_BATCH = 1000
 
 @dataclasses.dataclass(frozen=True)
 class _Format:
-    """The differences of the two data sets; `train` and `test` match the names of batches."""
+    """Differences between the two data sets; the patterns `train` and `test` match the names of batches."""
 
     title: str
     archive: str
@@ -41,14 +41,14 @@ _CIFAR100 = _Format("CIFAR-100", "cifar-100-python.tar.gz", "cifar100", 100, r"t
 
 
 def read_cifar10(source: str) -> ImageDataset:
-    """Reads CIFAR-10, or a part of it in its format: images uint8 `[n, 32, 32, 3]`.
+    """Reads CIFAR-10, or a part of CIFAR-10 in the same format: images uint8 `[n, 32, 32, 3]`.
 
-    The source is `cifar-10-python.tar.gz`, the folder of its batches, or `tfds` for TensorFlow Datasets, which
-    downloads the batches once.
+    The source is `cifar-10-python.tar.gz`, the folder of its extracted batches, or `tfds` for TensorFlow Datasets,
+    which downloads the images once.
 
     Raises:
-      ConfigError: TensorFlow Datasets is asked for and not installed.
-      DataError: the source is missing or damaged, or a batch is not one of CIFAR-10's.
+      ConfigError: the source is `tfds` and TensorFlow Datasets is not installed.
+      DataError: the source is missing or damaged, or a batch is not in CIFAR-10's format.
     """
     return _read(source, _CIFAR10)
 
@@ -63,13 +63,16 @@ def _read(source: str, form: _Format) -> ImageDataset:
         return _read_tfds(form)
     path = Path(source)
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; data.input takes {form.archive}, its folder, or tfds")
+        raise DataError(
+            f"{path}: no such file or folder; data.input takes {form.archive}, the folder of its extracted batches, "
+            "or tfds"
+        )
     batches, origin = _batches_of_archive(path, form) if path.is_file() else _batches_of_folder(path, form)
     sides: list[Images] = []
     for pattern in (form.train, form.test):
         names = [name for name in sorted(batches) if re.fullmatch(pattern, name)]
         if not names:
-            raise DataError(f"{path}: no {pattern} in it; data.input takes the python version of {form.title}")
+            raise DataError(f"{path}: no batch {pattern} in it; data.input takes the python version of {form.title}")
         parsed = [_parse_batch(f"{path}: {name}", batches[name], form) for name in names]
         sides.append(Images(np.concatenate([part.x for part in parsed]), np.concatenate([part.y for part in parsed])))
     train, test = sides
@@ -118,7 +121,7 @@ def _read_tfds(form: _Format) -> ImageDataset:
     except ImportError as error:
         raise ConfigError(
             "data.input: tfds needs TensorFlow Datasets; pip install tensorflow-datasets==4.9.10 importlib_resources, "
-            f"or name {form.archive} or its folder"
+            f"or name {form.archive} or the folder of its extracted batches"
         ) from error
     sides, info = tfds.load(form.tfds_name, split=["train", "test"], batch_size=_TFDS_BATCH, with_info=True)
     images: list[Images] = []
@@ -134,13 +137,14 @@ def load_array_pickle(content: bytes) -> Any:
     """Unpickles a value made of plain values and `PickledArray`s; Python 2's strings become bytes.
 
     Raises:
-      Exception: of any type, for a pickle that is cut short or forged, or names another class or any function.
+      Exception: any type of exception, for a pickle that is cut short or forged, or names a class or function that is
+        not allowed.
     """
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
 
 
 class PickledArray:
-    """An array as a pickle states it: checked here, because NumPy would believe a forged or damaged one."""
+    """Array as a pickle states it, checked here because NumPy would accept a forged or damaged array."""
 
     def __init__(self, *_: Any):
         self._state: tuple[Any, ...] = ()
@@ -149,15 +153,15 @@ class PickledArray:
         self._state = state
 
     def to_numpy(self) -> np.ndarray:
-        """Converts to an array of unsigned bytes; raises ValueError for anything else."""
+        """Converts to an array of unsigned bytes; raises ValueError for other types."""
         _, shape, dtype, is_fortran, content = self._state
         if not isinstance(dtype, _PickledDtype) or dtype.name not in (b"u1", "u1"):
-            raise ValueError("its data are not unsigned bytes")
+            raise ValueError("the array's data are not unsigned bytes")
         return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")
 
 
 class _PickledDtype:
-    """An array's type as a pickle states it."""
+    """Type of an array as a pickle states it."""
 
     def __init__(self, name: Any, *_: Any):
         self.name = name
@@ -167,19 +171,19 @@ class _PickledDtype:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Refuses every class and function but those that stand for arrays of bytes."""
+    """Refuses all classes and functions except those that arrays of bytes need."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Returns a class or function that a pickle may name."""
         if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
+            raise pickle.UnpicklingError(f"the pickle names {module}.{name}, which is not allowed")
         return _ALLOWED[module, name]
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:
     """Encodes bytes as Python 3 writes them in a pickle that Python 2 can read."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"encoding {encoding!r} is not allowed in it")
+        raise pickle.UnpicklingError(f"the pickle names encoding {encoding!r}, which is not allowed")
     return text.encode("latin1")
 
 

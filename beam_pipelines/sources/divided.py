@@ -1,19 +1,19 @@
-"""Divides pooled images among artificial clients, the train and the test side in the same way.
+"""Divides pooled images among artificial clients; divides the train side and the test side in the same way.
 
 | partition | clients | source |
 |---|---|---|
 | `classes` | a few classes each, in uneven shares | Shamsian et al., ICML 2021; Liu, 2023, appendix B.1 |
-| `dirichlet` | as many images each, in mixes of classes drawn from a Dirichlet distribution | Hsu, Qi and Brown, 2019 |
-| `uniform` | as many images each, drawn at random from all | McMahan et al., AISTATS 2017 ("IID") |
+| `dirichlet` | same number of images each, in Dirichlet-distributed mixes of classes | Hsu, Qi and Brown, 2019 |
+| `uniform` | same number of images each, drawn at random from all images | McMahan et al., AISTATS 2017 ("IID") |
 
 Shamsian et al., "Personalized Federated Learning using Hypernetworks"; Liu, "On Privacy and Personalization in Machine
 Learning", CMU-RI-TR-23-17; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification"; McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data".
-Unlike in the published code of the first, no image is left over by rounding.
+Unlike the published code of Shamsian et al., `classes` leaves no image over by rounding.
 
-Rotated and masked MNIST has silos in clusters that are known, with as much difference inside a cluster as one likes
-(Liu, appendix B.1). The images are shuffled and divided evenly; groups of silos of equal size get rotations of their
-own; and each silo lays a mask of its own over all its images: patches of 2 x 2 white pixels, each there with a given
+Rotated and masked MNIST has silos in known clusters, with an adjustable difference between the silos of a cluster (Liu,
+appendix B.1). The images are shuffled and divided evenly. Groups of silos, equal in size, differ in rotation. Each silo
+lays its own mask over all its images: on a grid of patches of 2 x 2 pixels, each patch is white with a given
 probability.
 """
 
@@ -43,7 +43,7 @@ from tff_pdp.settings import Count, CountOrZero, Fraction, Positive, Settings, t
 # Labels of one side of a data set, and the random stream that divides them.
 Side = tuple[np.ndarray, np.random.Generator]
 
-# Each has a random stream of its own: the test side is divided as before when the train side has other images.
+# Each has its own random stream: another train side does not change the division of the test side.
 _SHARES, _TRAIN, _TEST = range(3)
 _POOLED_IMAGES: dict[str, Callable[[str], ImageDataset]] = {
     "cifar10": read_cifar10,
@@ -58,48 +58,49 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
 
     Attributes:
       num_clients: number of clients.
-      classes_per_client: how many classes each client has images of; times `num_clients`, a multiple of the number of
-        classes.
+      classes_per_client: number of classes that each client has images of; its product with `num_clients` must be a
+        multiple of the number of classes.
     """
 
     num_clients: Count
     classes_per_client: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns the positions of each client's images for each side; `shares` draws what both sides have in common.
+        """Returns, for each side, the positions of each client's images; `shares` draws the shares for both sides.
 
         Raises:
-          ConfigError: the images cannot be divided so.
+          ConfigError: the images cannot be divided in this way.
         """
         each = self.classes_per_client
         if self.num_clients * each % num_classes or each > num_classes:
             raise ConfigError(
                 f"data.partition: {self.num_clients} clients with {each} of {num_classes} classes: num_clients * "
-                f"classes_per_client must be a multiple of {num_classes}, so that every class is as frequent"
+                f"classes_per_client must be a multiple of {num_classes}, and classes_per_client at most {num_classes}"
             )
         drawn = draw_class_shares(self.num_clients, num_classes, each, shares)
         return [partition_by_shares(labels, drawn, stream) for labels, stream in sides]
 
 
 class Dirichlet(Settings, tag_field="kind", tag="dirichlet"):
-    """Gives each client as many images, in a mix of classes of its own.
+    """Gives all clients the same number of images, each client in its own mix of classes.
 
     Attributes:
       num_clients: number of clients.
-      concentration: small values (0.1) give each client few classes, large ones (100) all the same mix.
+      concentration: Dirichlet parameter: small values (0.1) give each client few classes, large values (100) give all
+        clients the same mix.
     """
 
     num_clients: Count
     concentration: Positive
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns positions as `ByClasses.divide`."""
+        """Returns the positions of each client's images for each side, as `ByClasses.divide` does."""
         mixes = draw_class_mixes(self.num_clients, num_classes, self.concentration, shares)
         return [partition_by_class_mixes(labels, mixes, stream) for labels, stream in sides]
 
 
 class Uniform(Settings, tag_field="kind", tag="uniform"):
-    """Gives each client as many images, drawn at random from all.
+    """Gives all clients the same number of images, drawn at random from all images.
 
     Attributes:
       num_clients: number of clients.
@@ -108,7 +109,7 @@ class Uniform(Settings, tag_field="kind", tag="uniform"):
     num_clients: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns positions as `ByClasses.divide`."""
+        """Returns the positions of each client's images for each side, as `ByClasses.divide` does."""
         return [uniform_partition(len(labels), self.num_clients, stream) for labels, stream in sides]
 
 
@@ -116,21 +117,21 @@ Partition = ByClasses | Dirichlet | Uniform
 
 
 class PartitionedImages(SourceSettings):
-    """Divides pooled images among artificial clients; `beam_pipelines.sources.divided` has the partitions' sources.
+    """Divides pooled images among artificial clients; `beam_pipelines.sources.divided` cites the partitions' sources.
 
     | images | `input` |
     |---|---|
     | `cifar10`, `cifar100` | the python version's archive, its extracted folder, or `tfds` for TensorFlow Datasets |
-    | `mnist` | the folder of MNIST's four `idx.gz` files, or of others in that format, such as Fashion-MNIST |
-    | `emnist` | the folder of one split's four `idx.gz` files, or the train images of one of several |
+    | `mnist` | the folder of MNIST's four `idx.gz` files, or of data in that format, such as Fashion-MNIST |
+    | `emnist` | the folder of one split's four `idx.gz` files, or one split's file of train images |
 
-    The data set's own test images are divided like its train images and are the test examples; `test_fraction` is not
-    used, and `seed` decides who gets which images.
+    The data set's own test images are divided in the same way and are the test examples; `test_fraction` is not used.
+    `seed` decides which client gets which images.
 
     Attributes:
-      images: which images; `cifar100` has 100 fine classes.
-      partition: how the images are divided.
-      shrink: side of the squares of pixels of which each becomes one pixel, their mean.
+      images: image data set; `cifar100` has its 100 fine classes.
+      partition: how the images are divided among the clients.
+      shrink: side of the squares of pixels that are each averaged to one pixel; 1 changes nothing.
     """
 
     images: Literal["cifar10", "cifar100", "mnist", "emnist"]
@@ -138,7 +139,7 @@ class PartitionedImages(SourceSettings):
     shrink: Count = 1
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the clients' images to `workspace/partitioned_images.npz`; errors as of `SourceSettings.build`."""
+        """Writes the clients' images to `workspace/partitioned_images.npz`; errors as in `SourceSettings.build`."""
         dataset = _POOLED_IMAGES[self.images](self.input)
         self.check_features(shrunken_shape(dataset.train.x.shape[1:], self.shrink), dataset.num_classes)
         clients = partitioned_images(dataset, self.partition, self.shrink, self.seed)
@@ -156,7 +157,7 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
       examples.
 
     Raises:
-      ConfigError: the images cannot be divided among so many clients.
+      ConfigError: the images cannot be divided among this number of clients.
     """
     num_clients = partition.num_clients
     if num_clients > len(dataset.train.y):
@@ -168,7 +169,7 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
     sides = list(zip((dataset.train.y, dataset.test.y), streams, strict=True))
     train_parts, test_parts = partition.divide(sides, dataset.num_classes, shares_stream)
     width = max(3, len(str(num_clients - 1)))
-    # The name decides a client's random numbers in training: changed, it would change published results.
+    # A client's name decides its random numbers in training: another name would change published results.
     names = (f"silo_{client:0{width}d}" for client in range(num_clients))
     return (
         _silo(name, dataset.train[train_part], dataset.test[test_part], lambda x: shrunk(x, shrink))
@@ -183,25 +184,24 @@ def _silo(name: str, train: Images, test: Images, change: Callable[[np.ndarray],
 
 _PATCH = 2
 _WHITE = 255
-# Each has a random stream of its own: masks do not move when the number of images changes.
+# Each has its own random stream: another number of images does not change the masks.
 _SHUFFLE_TRAIN, _SHUFFLE_TEST, _GROUPS, _MASKS = range(4)
 
 
 class RotatedMnist(SourceSettings):
     """Rotates and masks MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
-    `input` is the folder of MNIST's four `idx.gz` files, or of others in their format with ten classes. The manifest's
-    parameters have each silo's group under `rotation_groups`, the ground truth of a clustering: group g is rotated by
-    90 g degrees. MNIST's own test images are the test examples; `test_fraction` is not used, and `seed` decides who
-    gets which images, rotation and mask.
+    `input` is the folder of MNIST's four `idx.gz` files, or of data in that format with ten classes. The manifest's
+    parameters list each silo's group under `rotation_groups`, the true clustering. MNIST's own test images are the test
+    examples; `test_fraction` is not used. `seed` decides which silo gets which images, rotation and mask.
 
     Attributes:
       num_silos: number of silos, a multiple of `num_rotations`.
-      num_rotations: number of groups of silos, by 0, 90, 180 and 270 degrees.
-      mask_fraction: probability that a patch of 2 x 2 pixels is white in all images of a silo; 0 for rotations alone.
-      train_per_silo: training (and validation) images of a silo.
-      test_per_silo: test images of a silo.
-      shrink: side of the squares of pixels, masked ones included, of which each becomes one pixel, their mean.
+      num_rotations: number of groups of silos; group g, from 0, is rotated by 90 g degrees.
+      mask_fraction: probability that a patch of 2 x 2 pixels is white in all images of a silo; 0 for no masks.
+      train_per_silo: number of images of each silo for training and validation.
+      test_per_silo: number of test images of each silo.
+      shrink: side of the squares of pixels that are each averaged to one pixel, after masking; 1 changes nothing.
     """
 
     num_silos: Count = 40
@@ -220,7 +220,7 @@ class RotatedMnist(SourceSettings):
             )
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the silos' images to `workspace/rotated_mnist.npz`; errors as of `SourceSettings.build`."""
+        """Writes the silos' images to `workspace/rotated_mnist.npz`; errors as in `SourceSettings.build`."""
         mnist = read_mnist(Path(self.input))
         self.check_features(shrunken_shape(mnist.train.x.shape[1:], self.shrink), mnist.num_classes)
         groups, silos = rotated_mnist(mnist.train, mnist.test, self)
@@ -230,14 +230,14 @@ class RotatedMnist(SourceSettings):
 
 
 def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:
-    """Makes the silos, `train_per_silo` examples each and then `test_per_silo` test examples; same options, same silos.
+    """Makes silos of `train_per_silo` examples followed by `test_per_silo` test examples; same options, same silos.
 
     Returns:
-      The group of each silo, by its name (`silo_000`, ...): group g is rotated by 90 g degrees, counter-clockwise. And
-      the silos, made one at a time: x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`.
+      The group of each silo by the silo's name (`silo_000`, ...), and the silos, made one at a time. Group g is rotated
+      by 90 g degrees, counter-clockwise. Silos: x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`.
 
     Raises:
-      ConfigError: there are too few images, or images of their shape cannot be rotated.
+      ConfigError: there are too few images, or the images are not square and cannot be rotated.
     """
     (height, width), seed = train.x.shape[1:3], options.seed
     if options.num_rotations > 1 and height != width:
@@ -261,10 +261,10 @@ def _masked(turns: int, mask: np.ndarray, shrink: int, x: np.ndarray) -> np.ndar
 
 
 def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
-    """Draws a mask of patches of 2 x 2 pixels on a grid, cut at odd edges, each there with probability `fraction`.
+    """Draws a mask on a grid of patches of 2 x 2 pixels, cut at odd edges; each is masked with probability `fraction`.
 
     Returns:
-      Bool `shape`, which is height and width; true where the image is masked.
+      Bool `[height, width]`, true where the image is masked.
     """
     height, width = shape
     patches = generator.random((-(-height // _PATCH), -(-width // _PATCH))) < fraction
@@ -276,7 +276,7 @@ def _divide_rotations(images: Images, num_silos: int, per_silo: int, side: str, 
     wanted = num_silos * per_silo
     if wanted > len(images.y):
         raise ConfigError(
-            f"data: {num_silos} silos with {per_silo} {side} images each need {wanted}, and there are "
+            f"data: {num_silos} silos with {per_silo} {side} images each need {wanted} images, but there are "
             f"{len(images.y)}; lower num_silos or {side}_per_silo"
         )
     return np.random.default_rng(seed).permutation(len(images.y))[:wanted].reshape(num_silos, per_silo)

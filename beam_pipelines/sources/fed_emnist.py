@@ -1,14 +1,14 @@
 """Reads TensorFlow Federated's Federated EMNIST: handwriting by writer, with each writer's own train and test images.
 
-Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, as `tff.simulation.datasets.emnist` distributes
-it: `emnist_all.sqlite.lzma`, a database with two tables,
+Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018. `tff.simulation.datasets.emnist` distributes
+`emnist_all.sqlite.lzma`, a database with two tables,
 
     examples         split_name TEXT, client_id TEXT, serialized_example_proto BLOB
     client_metadata  client_id TEXT, split_name TEXT, num_examples INTEGER
 
 where each example is a `tf.train.Example` of `pixels`, float32 `[28, 28]`, background 1 and ink 0, and `label`, int64.
 
-The earlier form is read too: two HDF5 files, such as `fed_emnist_digitsonly_train.h5` and
+The older form is read too: two HDF5 files, such as `fed_emnist_digitsonly_train.h5` and
 `fed_emnist_digitsonly_test.h5`, each with `/examples/<client>/pixels`, float32 `[n, 28, 28]`, background 1 and ink 0,
 and `/examples/<client>/label`, int32 `[n]`.
 """
@@ -32,7 +32,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import replacing
 
 FED_EMNIST_SHAPE = (28, 28, 1)
-# The published database holds the digits a second time, divided by themselves: 3,383 writers who wrote some, of 3,400.
+# The published database holds the digits a second time, with a division of their own: 3,383 of the 3,400 writers.
 _SPLIT_PREFIXES = {10: "digits_only_", 62: "all_"}
 FED_EMNIST_CLASSES = tuple(_SPLIT_PREFIXES)
 _COLUMNS = {
@@ -42,13 +42,13 @@ _COLUMNS = {
 
 
 def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
-    """Finds the names of a database's train split and test split for so many classes.
+    """Finds the names of a database's train split and test split for a number of classes.
 
-    As published, these are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`, `all_test` for 62;
-    in a database of one kind `train` and `test`.
+    In the published database the names are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`,
+    `all_test` for 62; in a database with one pair of splits they may be `train` and `test`.
 
     Raises:
-      DataError: the file is no database or has another schema, or it has no such splits.
+      DataError: the file is not a database, has another schema, or lacks these splits.
     """
     with _opened_database(path) as database:
         for table, columns in _COLUMNS.items():
@@ -70,7 +70,7 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
 
 
 def read_database(train_split: str, test_split: str, path: Path) -> Iterator[UserRecord]:
-    """Reads every writer of a database, of these splits, one at a time, not judged.
+    """Reads every writer of a database, from two splits, one at a time, unchecked.
 
     Raises:
       DataError: the file is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the writer.
@@ -80,13 +80,13 @@ def read_database(train_split: str, test_split: str, path: Path) -> Iterator[Use
     with _opened_database(path) as database:
         query = "SELECT client_id, SUM(num_examples) FROM client_metadata WHERE split_name IN (?, ?) GROUP BY client_id"
         counts = dict(database.execute(query, splits))
-        # Numbers of rows are sorted, not examples, which takes little memory even without an index.
+        # Row numbers are sorted instead of examples: this takes little memory even without an index.
         query = "SELECT client_id, split_name, rowid FROM examples WHERE split_name IN (?, ?) ORDER BY client_id, rowid"
         rows = database.execute(query, splits)
         try:
             for client, group in itertools.groupby(rows, key=lambda row: row[0]):
                 if not isinstance(client, str):
-                    raise DataError(f"{path}: client_id {client!r} in 'examples' is not a text")
+                    raise DataError(f"{path}: client_id {client!r} in 'examples' is not text")
                 sides, numbers = zip(*((split, rowid) for _, split, rowid in group), strict=True)
                 x, y = zip(*(_example(path, database, client, rowid) for rowid in numbers), strict=True)
                 is_test = [side == test_split for side in sides]
@@ -108,7 +108,7 @@ def _example(path: Path, database: sqlite3.Connection, client: str, rowid: int) 
 
 
 def decompress_database(path: Path, workspace: Path) -> Path:
-    """Decompresses `<name>.sqlite.lzma` to `workspace/<name>.sqlite`, in one move.
+    """Decompresses `<name>.sqlite.lzma` to `workspace/<name>.sqlite`, atomically.
 
     Raises:
       DataError: the file is missing, truncated or damaged.
@@ -133,7 +133,7 @@ def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; data.input takes TFF's emnist_all.sqlite or emnist_all.sqlite.lzma")
     try:
-        # Immutable: the file may lie where nobody may write, and SQLite would make its lock there.
+        # Immutable: otherwise SQLite writes a lock beside the file, in a folder that may be read-only.
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as database:
             yield database
     except sqlite3.DatabaseError as error:
@@ -142,7 +142,7 @@ def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _parse(content: object) -> tuple[np.ndarray, int]:
     """Parses an example's pixels, float32 and flat, and its label; raises ValueError for anything else."""
-    # Imported late: the settings are checked before TensorFlow is started.
+    # Imported late: the settings are checked before TensorFlow is imported.
     import tensorflow as tf
     from google.protobuf.message import DecodeError
 
@@ -157,7 +157,7 @@ def _parse(content: object) -> tuple[np.ndarray, int]:
         if pixels and len(label) == 1:
             return np.array(pixels, np.float32), label[0]
     raise ValueError(
-        f"a tf.train.Example of {', '.join(sorted(features)) or 'nothing'}, without floats under 'pixels' or one "
+        f"a tf.train.Example with {', '.join(sorted(features)) or 'nothing'}; it needs floats under 'pixels' and one "
         "integer under 'label'; data.input takes TFF's emnist_all.sqlite"
     )
 
@@ -171,22 +171,22 @@ def list_h5_files(folder: Path) -> tuple[str, str]:
     """Finds the names of a folder's training file and test file.
 
     Raises:
-      DataError: the folder does not hold exactly one of each, of the same name.
+      DataError: the folder does not hold exactly one training file, with the test file that belongs to it.
     """
     train = sorted(path.name for path in folder.glob(f"*{_TRAIN}"))
     names = (train[0], _test_file(train[0])) if len(train) == 1 else None
     if names is None or not (folder / names[1]).is_file():
         raise DataError(
             f"{folder}: data.input takes emnist_all.sqlite, or a folder with one *{_TRAIN} and its *{_TEST}; "
-            f"this has {', '.join(train) or f'no *{_TRAIN}'}"
+            f"this folder has {', '.join(train) or f'no *{_TRAIN}'}"
         )
     return names
 
 
 def read_h5_users(path: Path) -> Iterator[UserRecord]:
-    """Reads every writer, one at a time, not judged: from a training file and the test file beside it.
+    """Reads every writer from a training file and the test file beside it, one at a time, unchecked.
 
-    A test file by itself gives nothing: its writers are those of the training file.
+    A test file alone gives nothing, because its writers are read with the training file.
 
     Raises:
       DataError: a file is damaged or has another layout; names the file and, where known, the writer.
@@ -212,8 +212,8 @@ def _test_file(train_file: str) -> str:
 
 @contextlib.contextmanager
 def _opened_h5(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields a file's clients by name, each to be read while the file is open."""
-    # Imported late: it is slow, and few need it.
+    """Yields a file's clients by name; they can be read while the file is open."""
+    # Imported late: the import is slow, and few users need it.
     import h5py
 
     with contextlib.ExitStack() as stack:
@@ -232,7 +232,7 @@ def _examples(path: Path, client: str, group: Any) -> tuple[list[np.ndarray], li
         raise DataError(f"{path}: client {client!r}: no pixels and label, or damaged: {error}") from error
     if pixels.ndim < 2 or labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu":
         raise DataError(
-            f"{path}: client {client!r}: pixels of shape {pixels.shape} do not go with {labels.dtype} labels of shape "
+            f"{path}: client {client!r}: pixels of shape {pixels.shape} do not match {labels.dtype} labels of shape "
             f"{labels.shape}"
         )
     return list(pixels.reshape(len(pixels), -1)), labels.tolist()
@@ -242,12 +242,12 @@ class FedEmnist(SourceSettings):
     """Reads TensorFlow Federated's Federated EMNIST: handwriting by some 3,400 people, 10 or 62 classes.
 
     `input` is `emnist_all.sqlite`, or `emnist_all.sqlite.lzma`, which is decompressed first; or a folder with the two
-    `.h5` files of the older form. `num_classes` 10 takes the database's digits, 62 all of it. Each writer's own test
-    images are the test examples; `test_fraction` is not used. Background 1, ink 0.
+    `.h5` files of the older form. `num_classes` is 10 for the database's digits, 62 for all characters. Each writer's
+    own test images are the test examples; `test_fraction` is not used. Background 1, ink 0.
     """
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the database, decompressed into the workspace if needed; errors as of `SourceSettings.build`."""
+        """Describes the database, decompressed into the workspace if needed; errors as in `SourceSettings.build`."""
         if self.num_classes not in FED_EMNIST_CLASSES:
             raise ConfigError(
                 f"data.num_classes is {self.num_classes}; fed_emnist has 10 (digits) or 62 (all characters)"

@@ -1,4 +1,4 @@
-"""Reads labelled images: single files, and data sets with a train and a test side, which can be made smaller."""
+"""Reads labelled images: single files, and data sets with a train side and a test side; shrinks images."""
 
 import dataclasses
 import hashlib
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from beam_pipelines.records import Reason, Unusable
 from tff_pdp.errors import ConfigError
 
-# Reading small files waits for the disk, or for the network.
+# Number of threads: reading small files mostly waits for the disk or the network.
 _READERS = 16
 _FILES_PER_BATCH = 256
 
@@ -24,17 +24,17 @@ def read_image(
     """Decodes one image and resizes it.
 
     Args:
-      folder: the folder, which messages leave out, as every worker may have it under another name.
-      name: of the file in the folder.
-      file_format: the only one that is accepted, as Pillow names it: `JPEG`, `PNG`.
+      folder: folder of the image. Messages leave it out, because workers may see it under different names.
+      name: name of the file in the folder.
+      file_format: Pillow's name of the only accepted format, such as `JPEG` or `PNG`.
       shape: height, width and channels (3 for colours, 1 for grey) of the result.
-      resampling: as Pillow names it: `BOX` averages over the area that becomes a pixel, `LANCZOS` is sharper.
+      resampling: Pillow's name of the method: `BOX` averages over the area that becomes a pixel, `LANCZOS` is sharper.
       must_be_square: whether images that are not square are unusable.
 
     Returns:
-      The pixels, float32 `[height * width * channels]` in [0, 1], or the fault of the file.
+      The pixels, float32 `[height * width * channels]` in [0, 1], or the reason why the file is unusable.
     """
-    # Imported late: checking the settings needs no images.
+    # Imported late: the check of the settings needs no images.
     from PIL import Image, UnidentifiedImageError
 
     height, width, channels = shape
@@ -46,7 +46,7 @@ def read_image(
             resized = converted.resize((width, height), Image.Resampling[resampling])
     except FileNotFoundError:
         return _unusable(name, "no such file")
-    # Its own text has the folder in it.
+    # The error's own text contains the folder.
     except UnidentifiedImageError:
         return _unusable(name, f"not a {file_format} image")
     # Pillow's other errors for files that are cut short, damaged or forged.
@@ -56,7 +56,7 @@ def read_image(
 
 
 def hash_images(folder: Path, names: Iterable[str]) -> str:
-    """Hashes the names and contents of files, and which are missing, with a progress bar: SHA-256."""
+    """Hashes names and contents of files, missing files included, with SHA-256; shows a progress bar."""
     everyone = list(names)
     batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
     digest = hashlib.sha256()
@@ -80,7 +80,7 @@ def _unusable(name: str, problem: str) -> Unusable:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Some labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`."""
+    """Labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`."""
 
     x: np.ndarray
     y: np.ndarray
@@ -92,7 +92,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """A published data set: two sides, labels in `[0, num_classes)`, and the files it was read from as JSON values."""
+    """Published data set with two sides and labels in `[0, num_classes)`; `origin` lists its files as JSON values."""
 
     train: Images
     test: Images
@@ -101,11 +101,11 @@ class ImageDataset:
 
 
 def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
-    """Averages squares of `factor * factor` pixels, rounded; `factor` must divide height and width.
+    """Averages squares of `factor * factor` pixels and rounds the means.
 
     Args:
       images: uint8 `[n, height, width, channels]`.
-      factor: see `shrunken_shape`.
+      factor: side of a square in pixels; must divide height and width.
 
     Returns:
       uint8 `[n, height / factor, width / factor, channels]`.
@@ -119,7 +119,7 @@ def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     """Returns the shape `(height, width, channels)` that images have after `shrunk`.
 
     Raises:
-      ConfigError: the factor, of at least 1, does not divide the height or the width.
+      ConfigError: the factor, at least 1, does not divide the height or the width.
     """
     height, width, channels = shape
     if height % factor or width % factor:

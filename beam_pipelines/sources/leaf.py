@@ -2,9 +2,9 @@
 
 A file is `{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}`.
 
-In the split form, folders `train` and `test` say which of a user's examples are for test. Where LEAF divided each
-user's examples (`-t sample`), `<file>_train_<share>.json` and `<file>_test_<share>.json` have the same users. Where
-LEAF divided users (`-t user`), each user is in one of the folders alone.
+In the split form, folders `train` and `test` decide which of a user's examples are for test. If LEAF divided each
+user's examples (`-t sample`), `<file>_train_<share>.json` and `<file>_test_<share>.json` have the same users. If LEAF
+divided users (`-t user`), each user is in one folder only.
 
 Source: `data/utils/split_data.py` of Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
 """
@@ -32,17 +32,17 @@ _TOP_LEVEL_KEYS = ("users", "num_samples", "user_data")
 class Leaf(SourceSettings):
     """Reads LEAF JSON of images.
 
-    `input` is the folder of `.json` or `.json.gz` files, or of its folders `train` and `test`. These say which examples
-    are test examples, so that `test_fraction` is not used.
+    `input` is a folder of `.json` or `.json.gz` files, or a folder that holds LEAF's folders `train` and `test`. These
+    two folders decide which examples are test examples; `test_fraction` is then not used.
     """
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; raises DataError as `list_sources`."""
+        """Describes the folder; raises DataError as `list_sources` does."""
         return leaf_raw_data("leaf", Path(self.input), read_users)
 
 
 def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
-    """Describes a folder of LEAF files, unsplit or split, for a reader of one; raises DataError as `list_sources`."""
+    """Describes a folder of LEAF files, which `read` reads one by one; raises DataError as `list_sources` does."""
     files = list_sources(folder)
     train, test = ([name.partition("/")[2] for name in files if name.startswith(f"{side}/")] for side in SIDES)
     if not train:
@@ -53,10 +53,11 @@ def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[Use
 
 
 def list_sources(folder: Path) -> tuple[str, ...]:
-    """Lists a folder's LEAF files by name, sorted: those in the folder, or those in its `train` and its `test`.
+    """Lists the sorted names of the LEAF files in a folder, or in the folder's own folders `train` and `test`.
 
     Raises:
-      DataError: the folder is missing, holds no `.json` or `.json.gz` file, or holds both forms or half of one.
+      DataError: the folder is missing, has no `.json` or `.json.gz` file, has files in both places, or has files in
+        only one of `train` and `test`.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder that holds LEAF's all_data_*.json files")
@@ -64,26 +65,29 @@ def list_sources(folder: Path) -> tuple[str, ...]:
     split = {side: _names(folder / side) for side in SIDES if (folder / side).is_dir()}
     if not names and not any(split.values()):
         raise DataError(
-            f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder, or the one with its "
-            "folders train and test"
+            f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder, or the folder that "
+            "holds LEAF's folders train and test"
         )
     if names and any(split.values()):
-        raise DataError(f"{folder}: has LEAF files, and folders train or test with more; move one of the forms away")
+        raise DataError(
+            f"{folder}: has LEAF files of its own, and more in its folders train or test; keep one of the two and move "
+            "the other away"
+        )
     if names:
         return tuple(names)
     if not all(split.get(side) for side in SIDES):
         (present,) = (side for side in SIDES if split.get(side))
         raise DataError(
-            f"{folder}: of LEAF's folders train and test only {present} has files; add the other, or name "
+            f"{folder}: only {present} of LEAF's folders train and test has files; add the other, or name "
             f"{folder / present} to have its examples divided"
         )
     return tuple(f"{side}/{name}" for side in SIDES for name in split[side])
 
 
 def read_users(path: Path) -> list[UserRecord]:
-    """Reads every copy of every user that a file holds, without judging their data.
+    """Reads every copy of every user in a file, unchecked.
 
-    Examples are packed as float32 while the file is parsed; a file of Python floats would need ten times the memory.
+    Examples are packed as float32 while the file is parsed; Python floats would need ten times the memory.
 
     Raises:
       DataError: the file cannot be read or is not LEAF JSON; names the file and, where known, the position.
@@ -111,7 +115,7 @@ def _names(folder: Path) -> list[str]:
 
 
 class _JsonObject(dict[str, Any]):
-    """A JSON object that remembers repeated keys, of which a plain dict silently keeps only the last."""
+    """JSON object that remembers repeated keys; a plain dict silently keeps only the last value."""
 
     def __init__(self, pairs: list[tuple[str, Any]]):
         super().__init__()
@@ -152,7 +156,7 @@ def _pack_examples(pairs: list[tuple[str, Any]]) -> _JsonObject:
 def _pack_example(x: Any) -> Any:
     if not isinstance(x, list) or not all(type(value) in (int, float) for value in x):
         return x
-    # Numbers too large for float32 become infinite, which validation then reports.
+    # Numbers too large for float32 become infinite, and validation reports them.
     with np.errstate(over="ignore"):
         try:
             return np.array(x, np.float64).astype(np.float32)
@@ -161,7 +165,7 @@ def _pack_example(x: Any) -> Any:
 
 
 def _pair_users(source: str, users: list[str], num_samples: list[Any], user_data: _JsonObject) -> list[UserRecord]:
-    """Pairs the copies a user has in `users` with those it has in `user_data`."""
+    """Pairs each user's entries in `users` with the user's entries in `user_data`."""
     listed: dict[str, list[Any]] = {}
     for user, count in zip(users, num_samples, strict=True):
         listed.setdefault(user, []).append(count)
@@ -174,7 +178,7 @@ def _pair_users(source: str, users: list[str], num_samples: list[Any], user_data
             raise DataError(f"{source}: the name of user {user!r} is not valid Unicode")
         counts = listed.get(user, [None])
         copies = found.get(user, [None])
-        # A user listed twice may have its data once, and the other way round: each copy stands for one record.
+        # A user may be listed twice with data once, or once with data twice: each copy becomes one record.
         for position in range(max(len(counts), len(copies))):
             data = copies[min(position, len(copies) - 1)]
             count = counts[min(position, len(counts) - 1)]
@@ -202,11 +206,12 @@ SIDES = (TRAIN, TEST)
 
 
 def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Pairs the files of both folders, given by name, that have the same users.
+    """Pairs the files of `train` and `test`, given by name, that have the same users.
 
     Returns:
-      The files to read at a time: those of `train`, then those of `test` without a partner; and by file of `train` its
-      partner in `test`. Names of partners differ in the folder's own word only, unless each folder has one file.
+      The files to start from: all files of `train`, then the files of `test` without a partner; and a mapping from a
+      file of `train` to its partner in `test`. Names of partners differ only in the word `train` or `test`, unless each
+      folder has one file.
     """
     by_key = {_key(name, TEST): f"{TEST}/{name}" for name in test}
     partners = {f"{TRAIN}/{name}": by_key[_key(name, TRAIN)] for name in train if _key(name, TRAIN) in by_key}
@@ -220,9 +225,9 @@ def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ..
 def _read_split(
     read: Callable[[Path], Iterable[UserRecord]], partners: Mapping[str, str], path: Path
 ) -> Iterator[UserRecord]:
-    """Reads the users of a file of one folder and of its partner in the other, not judged; raises DataError as `read`.
+    """Reads the users of a file and of its partner in the other folder, unchecked; raises DataError as `read` does.
 
-    An example's place in its user's list, as dead letters give it, counts the file of `train` first.
+    The positions of examples in dead letters count the file of `train` first.
     """
     side, folder = path.parent.name, path.parent.parent
     files = {side: path}
@@ -234,19 +239,19 @@ def _read_split(
             copies.setdefault(user.client, {}).setdefault(name, []).append(user)
     for client in list(copies):
         found = copies.pop(client)
-        # A user may be there twice on one side and once on the other; each copy stands for one record.
+        # A user may occur twice on one side and once on the other: each copy becomes one record.
         for place in range(max(map(len, found.values()))):
             yield _joined({name: ones[min(place, len(ones) - 1)] for name, ones in found.items()})
 
 
 def _joined(sides: Mapping[str, UserRecord]) -> UserRecord:
-    """Joins one user's examples of both folders to one record."""
+    """Joins one user's examples from both folders into one record."""
     client = next(iter(sides.values())).client
     source = ", ".join(f"{side}/{record.source}" for side, record in sides.items())
     for side, record in sides.items():
         reason, raw = user_problem(record)
         if reason is not None:
-            # Each side is judged by itself: joined, too many examples here could go with too few labels there.
+            # Each side is checked alone: joined, extra labels of one side could hide missing labels of the other.
             size = sum(record.num_examples for record in sides.values())
             found = f"{side}: {raw_excerpt(raw)}"
             return UserRecord(client, source, [None] * size, [], size, problem=Unusable(reason, found))

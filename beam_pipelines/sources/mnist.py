@@ -1,11 +1,11 @@
-"""Reads MNIST or data in its format, MNIST's images by the people who wrote them, and splits of EMNIST.
+"""Reads MNIST or data in its format, MNIST by writer, and splits of EMNIST.
 
-Images and labels are gzipped idx files (LeCun et al., 1998). EMNIST's are too (Cohen et al., "EMNIST: an extension of
+Images and labels are gzipped idx files (LeCun et al., 1998), in EMNIST too (Cohen et al., "EMNIST: an extension of
 MNIST to handwritten letters", 2017).
 
-Source of the writers: C. Yadav and L. Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019. Their QMNIST found the
-NIST record of every image of MNIST, and with it the writer: `qmnist-train-labels-idx2-int.gz` has one row for each
-training image of MNIST, in its order, by 539 people. Other people wrote MNIST's test images.
+Source of the writers: C. Yadav and L. Bottou, "Cold Case: The Lost MNIST Digits", NeurIPS 2019. Their QMNIST names the
+NIST record, and so the writer, of every image of MNIST: `qmnist-train-labels-idx2-int.gz` has one row for each training
+image of MNIST, in MNIST's order, with 539 writers. Other people wrote MNIST's test images.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from tff_pdp.settings import Count
 MNIST_CLASSES = 10
 MNIST_TRAIN_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 _TEST_FILES = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
-# By the third byte of the file.
+# Types of the numbers, by the third byte of the file.
 _DTYPES = {8: np.dtype(np.uint8), 12: np.dtype(">i4")}
 
 
@@ -37,7 +37,7 @@ def read_mnist(folder: Path) -> ImageDataset:
     """Reads MNIST's four files: images uint8 `[n, height, width, 1]`, ink bright (255) on black (0).
 
     Raises:
-      DataError: a file is missing or damaged, there are not as many labels as images, or a label is out of range.
+      DataError: a file is missing or damaged, the numbers of labels and images differ, or a label is out of range.
     """
     names = (*MNIST_TRAIN_FILES, *_TEST_FILES)
     missing = [name for name in names if not (folder / name).is_file()]
@@ -60,17 +60,17 @@ def _read_sides(
 def read_labelled_images(
     folder: Path, images_file: str, labels_file: str, num_classes: int, first_label: int = 0
 ) -> Images:
-    """Reads the gzipped idx files of images and of their labels, in which `first_label` is that of class 0.
+    """Reads the gzipped idx files of images and of their labels; `first_label` is the label of class 0 in the file.
 
     Returns:
       Images uint8 `[n, height, width, 1]`, labels int64 `[n]` in `[0, num_classes)`.
 
     Raises:
-      DataError: a file is missing or damaged, there are not as many labels as images, or a label is out of range.
+      DataError: a file is missing or damaged, the numbers of labels and images differ, or a label is out of range.
     """
     x, y = read_idx(folder / images_file), read_idx(folder / labels_file)
     if x.ndim != 3 or x.dtype != np.uint8 or y.shape != x.shape[:1]:
-        raise DataError(f"{folder}: {images_file} of shape {x.shape} does not go with {labels_file} of shape {y.shape}")
+        raise DataError(f"{folder}: {images_file} of shape {x.shape} does not match {labels_file} of shape {y.shape}")
     labels = y.astype(np.int64) - first_label
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
@@ -82,10 +82,10 @@ def read_labelled_images(
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Reads a gzipped idx file: uint8 or big-endian int32, of the type and shape that the header states.
+    """Reads a gzipped idx file; the header states the type, uint8 or big-endian int32, and the shape.
 
     Raises:
-      DataError: the file is missing, cut short or damaged, or is something else.
+      DataError: the file is missing, cut short, damaged, or not an idx file.
     """
     try:
         content = gzip.decompress(path.read_bytes())
@@ -99,11 +99,11 @@ def read_idx(path: Path) -> np.ndarray:
     start, dtype = 4 + 4 * content[3], _DTYPES[content[2]]
     shape = struct.unpack(f">{content[3]}I", content[4:start]) if len(content) >= start else (0,)
     if len(content) != start + math.prod(shape) * dtype.itemsize:
-        raise DataError(f"{path}: {len(content)} bytes, which is not what its header says; get the file again")
+        raise DataError(f"{path}: {len(content)} bytes, not the size that its header states; get the file again")
     return np.frombuffer(content, dtype, offset=start).reshape(shape)
 
 
-# The number of classes of each split, and its first label in the files.
+# The number of classes of each split, and the first label in the split's files.
 _SPLITS = {
     "byclass": (62, 0),
     "bymerge": (47, 0),
@@ -119,8 +119,8 @@ def read_emnist(path: Path) -> ImageDataset:
     """Reads one split of EMNIST: images uint8 `[n, 28, 28, 1]`, upright, ink bright (255) on black (0).
 
     Args:
-      path: a folder with the four files of one split, `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`;
-        or, where a folder has those of several, the train images of one.
+      path: folder with the four files of one split, `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`;
+        or, if the folder has several splits, one split's file of train images.
 
     Raises:
       DataError: a file is missing or damaged, the folder holds no split or several, or a label is out of range.
@@ -159,7 +159,7 @@ _LABEL, _WRITER = 0, 2
 
 
 def find_writers(folder: Path, named: str | None) -> Path:
-    """Finds the file of writers: the one named, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
+    """Finds the file of writers: the named file, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
 
     Raises:
       DataError: there is no such file.
@@ -174,33 +174,34 @@ def find_writers(folder: Path, named: str | None) -> Path:
 
 
 def read_writers(path: Path, images: Images) -> np.ndarray:
-    """Reads who wrote each of MNIST's training images: int64 `[n]`, the number of the person.
+    """Reads the writers of MNIST's training images: int64 `[n]`, the number of each image's writer.
 
     Raises:
-      DataError: the file is damaged or of another form, or its labels are not those of the images (names the row).
+      DataError: the file is damaged or has another form, or its labels differ from the images' labels (names the row).
     """
     table = read_idx(path)
     if table.ndim != 2 or table.shape[1] <= _WRITER:
-        raise DataError(f"{path}: of shape {table.shape}; QMNIST's file has a row of 8 numbers for each image")
+        raise DataError(f"{path}: has shape {table.shape}; QMNIST's file has a row of 8 numbers for each image")
     if len(table) != len(images.y):
-        raise DataError(f"{path}: {len(table)} rows for {len(images.y)} training images; it goes with all of MNIST's")
+        raise DataError(f"{path}: {len(table)} rows for {len(images.y)} training images; it needs all of MNIST's")
     different = np.flatnonzero(table[:, _LABEL] != images.y)
     if different.size:
         row = different[0]
         raise DataError(
             f"{path}: row {row} (the first is 0) has label {table[row, _LABEL]}, but that image of MNIST has label "
-            f"{images.y[row]}; data.input must be the original MNIST, in its order"
+            f"{images.y[row]}; data.input must be the original MNIST, in the original order"
         )
     return table[:, _WRITER].astype(np.int64)
 
 
 def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[SiloArrays]:
-    """Makes a client of each writer, int64 `[n]`, one at a time: `writer_0000`, ..., with the person's number.
+    """Makes a client of each writer, one at a time; `writers` is int64 `[n]`.
 
     Yields:
-      x uint8 `[n, height / shrink, width / shrink, 1]`, y int64 `[n]`, in MNIST's order.
+      Client `writer_0000`, ..., named by the writer's number: x uint8 `[n, height / shrink, width / shrink, 1]`, y
+      int64 `[n]`, in MNIST's order.
     """
-    # Stable, so that a writer's images stay in their order.
+    # A stable sort keeps the order of a writer's images.
     order = np.argsort(writers, kind="stable")
     numbers, starts = np.unique(writers[order], return_index=True)
     for number, part in zip(numbers, np.split(order, starts[1:]), strict=True):
@@ -208,22 +209,22 @@ def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[
 
 
 class MnistWriters(SourceSettings):
-    """Groups MNIST's training images by the 539 people who wrote them (Yadav and Bottou, NeurIPS 2019).
+    """Groups MNIST's training images by their 539 writers (Yadav and Bottou, NeurIPS 2019).
 
-    `input` is the folder of MNIST's `idx.gz` files. MNIST's test images were written by others and are not used:
+    `input` is the folder of MNIST's `idx.gz` files. MNIST's test images are not used, because other people wrote them:
     `test_fraction` decides how each writer's images are divided.
 
     Attributes:
-      writers: QMNIST's `qmnist-train-labels-idx2-int.gz`; default: the file of that name in `input`, or in a folder
-        `mnist_writers` beside it.
-      shrink: side of the squares of pixels of which each becomes one pixel, their mean.
+      writers: path of QMNIST's `qmnist-train-labels-idx2-int.gz`; default: the file of that name in `input`, or in a
+        folder `mnist_writers` beside `input`.
+      shrink: side of the squares of pixels that are each averaged to one pixel; 1 changes nothing.
     """
 
     writers: str | None = None
     shrink: Count = 1
 
     def build(self, workspace: Path) -> RawData:
-        """Writes the writers' images to `workspace/mnist_writers.npz`; errors as of `SourceSettings.build`."""
+        """Writes the writers' images to `workspace/mnist_writers.npz`; errors as in `SourceSettings.build`."""
         folder = Path(self.input)
         path = find_writers(folder, self.writers)
         images = read_labelled_images(folder, *MNIST_TRAIN_FILES, MNIST_CLASSES)

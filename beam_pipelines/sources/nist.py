@@ -1,20 +1,20 @@
-"""Reads NIST Special Database 19 by the people who wrote it: images with a writer, joined with their classes.
+"""Reads NIST Special Database 19 by writer: joins the images sorted by writer with the images sorted by class.
 
 Source: Grother, "NIST Special Database 19", 1995; joined and scaled as in Caldas et al., "LEAF: A Benchmark for
 Federated Settings", 2018 (`data/femnist/preprocess`). The second edition has every image twice, as PNG files of 128 x
 128 pixels:
 
-    by_class/<class>/hsf_<part>/*.png                   what it shows: 30 is 0, 41 is A, 61 is a, as in ASCII
-    by_write/hsf_<part>/f<writer>_<form>/<kind>/*.png   who wrote it
+    by_class/<class>/hsf_<part>/*.png                   by class, in ASCII: 30 is 0, 41 is A, 61 is a
+    by_write/hsf_<part>/f<writer>_<form>/<kind>/*.png   by writer
 
-Only the content tells which two belong together. Background 1, ink 0. The stages:
+The two files of an image are found by their equal content. Background 1, ink 0. The stages:
 
 | stage | tasks | gives |
 |---|---|---|
 | hash class images | folders of `by_class` | (hash, class), to the hash's partition |
 | hash writer images | folders of `by_write` | (hash, writer, name of the file), to the hash's partition |
 | join images | partitions of hashes | (writer, name, label or fault), to the writer's partition |
-| read writers | partitions of writers | users, with their images decoded |
+| read writers | partitions of writers | users, with decoded images |
 """
 
 import functools
@@ -38,11 +38,11 @@ from beam_pipelines.rules import keyed_hash
 from beam_pipelines.sources.images import hash_images, read_image
 from tff_pdp.errors import ConfigError, DataError
 
-# Single tasks read at least so many; nothing else depends on it.
+# The smallest number of images that one task reads; nothing else depends on it.
 _IMAGES_PER_TASK = 2000
 _Tasks = tuple[tuple[str, ...], ...]
 _CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
-# Lower-case letters that look unlike their upper-case forms; EMNIST's By_Merge counts the others as upper case.
+# Lower-case letters that differ in shape from upper case; EMNIST's By_Merge counts all others as upper case.
 _OWN_LOWER_CASE = "abdefghnqrt"
 _CHOICES = {
     "all": _CHARACTERS,
@@ -56,8 +56,8 @@ def class_numbers(classes: str) -> dict[str, int]:
     """Returns the labels of the chosen classes, by the name of a class's folder.
 
     Args:
-      classes: `all` has 62: digits, upper case, lower case. `digits` has 10; `letters` 52, upper case first. `merged`
-        has 47: lower-case letters that look like their upper case count as upper case (Cohen et al., "EMNIST", 2017).
+      classes: `all` has 62 classes: digits, upper case, lower case. `digits` has 10. `letters` has 52, upper case
+        first. `merged` has 47: lower-case letters of the same shape count as upper case (Cohen et al., "EMNIST", 2017).
     """
     numbers = {character: number for number, character in enumerate(_CHOICES[classes])}
     if classes == "merged":
@@ -76,7 +76,7 @@ def _class_folders(folder: Path) -> list[str]:
     for path in _folders(folder / BY_CLASS):
         if path.name not in known:
             raise DataError(f"{path}: not a class of NIST SD19, whose folders are called 30 to 39, 41 to 5a, 61 to 7a")
-        # The folders called train_<class> have copies.
+        # The folders called train_<class> hold copies.
         places += [f"{BY_CLASS}/{path.name}/{part.name}" for part in _folders(path) if part.name.startswith("hsf_")]
     return places
 
@@ -98,7 +98,7 @@ def _images_by_folder(folder: Path, places: list[str]) -> dict[str, list[str]]:
 
 
 def _tasks(images: dict[str, list[str]]) -> _Tasks:
-    """Divides places into tasks."""
+    """Divides folders of images into tasks."""
     tasks, count = [[]], 0
     for place, names in images.items():
         if count >= _IMAGES_PER_TASK:
@@ -120,10 +120,10 @@ _COLUMNS = {
     "reason": pyarrow.string(),
     "found": pyarrow.string(),
 }
-# The columns of hashed images, and which part of their folder's name is the class or the writer.
+# By table of hashed images: the columns, and the part of the folder's name that is the class or the writer.
 _HASHED = {_CLASS_IMAGES: (("hash", "class"), 1), _WRITER_IMAGES: (("hash", "writer", "name"), 2)}
 _MOST_PARTITIONS = 64
-# How many classes or writers a dead letter names.
+# Largest number of classes or writers that a dead letter names.
 _NAMED = 5
 
 
@@ -134,14 +134,14 @@ def nist_stages(
     tasks: tuple[_Tasks, _Tasks],
     rules: ClientRules,
 ) -> tuple[Stage, ...]:
-    """Builds the stages, of which the last gives the table of users.
+    """Builds the stages; the last stage gives the table of users.
 
     Args:
-      folder: of `by_class` and `by_write`; every worker must see it under this name.
-      classes: the choice of classes; see `class_numbers`.
+      folder: folder that holds `by_class` and `by_write`; every worker must see the folder under this name.
+      classes: choice of classes; see `class_numbers`.
       shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
-      tasks: for each task the folders of images of one class each; the same of one writer each.
-      rules: of the job.
+      tasks: for each task that hashes class images, the folders of one class each; then the same for writers.
+      rules: rules of the job.
     """
     class_tasks, writer_tasks = tasks
     partitions = min(_MOST_PARTITIONS, max(map(len, tasks)))
@@ -161,7 +161,7 @@ def nist_stages(
 def _hash_images(
     folder: Path, partitions: int, table: str, task: tuple[str, ...], context: TaskContext
 ) -> Iterator[Piece]:
-    """Folders of images of one class or writer each -> (hash, class) or (hash, writer, name of the file), by hash."""
+    """Hashes folders of images; gives (hash, class) or (hash, writer, name of the file) to the hash's partition."""
     columns, part = _HASHED[table]
     rows = [
         (_content_hash(folder, name), place.split("/")[part], name)[: len(columns)]
@@ -174,7 +174,7 @@ def _hash_images(
 
 
 def _join_images(numbers: dict[str, int], partitions: int, task: int, context: TaskContext) -> Iterator[Piece]:
-    """Images of both kinds with the same hashes -> (writer, name, label or fault), by writer."""
+    """Joins images with equal hashes; gives (writer, name, label or fault) to the writer's partition."""
     classes: dict[bytes, list[str]] = {}
     for content, name in _rows(context, _CLASS_IMAGES):
         classes.setdefault(content, []).append(name)
@@ -196,7 +196,7 @@ def _join_images(numbers: dict[str, int], partitions: int, task: int, context: T
 
 
 def _label(numbers: dict[str, int], classes: set[str], writers: set[str]) -> tuple[int | None, Unusable | None]:
-    """Returns an image's label, or the reason for a dead letter; neither for a class that is not chosen."""
+    """Returns an image's label, or the reason for a dead letter, or neither for a class that is not chosen."""
     labels = {numbers.get(name) for name in classes}
     if not labels:
         return None, Unusable(Reason.IMAGE_WITHOUT_CLASS, "no image in by_class has this content")
@@ -211,12 +211,12 @@ def _label(numbers: dict[str, int], classes: set[str], writers: set[str]) -> tup
 def _read_writers(
     folder: Path, shape: tuple[int, ...], rules: ClientRules, task: int, context: TaskContext
 ) -> Iterator[Piece]:
-    """All images of some writers -> the writers as users."""
+    """Makes users of the writers of one partition, from all images of each writer."""
     return user_pieces(_users(folder, shape, context), rules, context)
 
 
 def _users(folder: Path, shape: tuple[int, ...], context: TaskContext) -> Iterator[UserRecord]:
-    # LEAF calls Pillow's `thumbnail`, which resizes square images so. Newer versions of it take a short cut.
+    # As Pillow's `thumbnail`, which LEAF calls, once resized square images; newer versions of Pillow take a short cut.
     read = functools.partial(
         read_image, folder, file_format="PNG", shape=shape, resampling="LANCZOS", must_be_square=True
     )
@@ -230,7 +230,7 @@ def _users(folder: Path, shape: tuple[int, ...], context: TaskContext) -> Iterat
 
 
 def _images_in(folder: Path, place: str) -> list[str]:
-    """Lists the PNG files under a place in a folder by their names in the folder, sorted."""
+    """Lists the PNG files below `folder / place`, sorted, as paths relative to `folder`."""
     names = []
     for parent, _, files in os.walk(folder / place):
         inside = Path(parent).relative_to(folder).as_posix()
@@ -269,37 +269,37 @@ def _rows(context: TaskContext, table: str) -> Iterator[tuple]:
 
 
 class NistSd19(SourceSettings):
-    """Groups NIST Special Database 19 by the person who wrote it (Grother, 1995; LEAF, 2018): raw FEMNIST.
+    """Groups NIST Special Database 19, the raw data of FEMNIST, by writer (Grother, 1995; LEAF, 2018).
 
     `input` is the folder that holds `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled
-    to `input_shape`, of 1 channel, as in LEAF. Background 1, ink 0. A writer's image becomes a dead letter if it is
+    to `input_shape`, with 1 channel, as in LEAF. Background 1, ink 0. A writer's image becomes a dead letter if it is
     damaged, has no class, or has the same content as an image of another class or writer. Images of classes that are
     not chosen, and images in `by_class` without a writer, are counted and left out.
 
     Attributes:
-      classes: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).
+      classes: classes to use: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).
     """
 
     classes: Literal["all", "digits", "letters", "merged"] = "all"
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; errors as of `SourceSettings.build`."""
+        """Describes the folder; errors as in `SourceSettings.build`."""
         shape, folder = self.input_shape, Path(self.input)
         self.check_features(shape, num_nist_classes(self.classes))
         if len(shape) != 3 or shape[2] != 1:
-            raise ConfigError(f"data.input_shape is {list(shape)}; NIST's images take [height, width, 1]")
+            raise ConfigError(f"data.input_shape is {list(shape)}; NIST's images need [height, width, 1]")
         class_images = _images_by_folder(folder, _class_folders(folder))
         writer_images = _images_by_folder(folder, _writer_folders(folder))
         for part, images in ((BY_CLASS, class_images), (BY_WRITE, writer_images)):
             if not any(images.values()):
                 raise DataError(
-                    f"{folder / part}: no .png file as NIST SD19 has them; data.input is the folder of both"
+                    f"{folder / part}: no .png file in NIST SD19's folders; data.input holds by_class and by_write"
                 )
         names = itertools.chain.from_iterable([*class_images.values(), *writer_images.values()])
         return RawData(
             source="nist_sd19",
             folder=folder,
-            # Too many to be named one by one.
+            # The files are too many to be listed.
             files=(),
             read_users=None,
             are_images=True,

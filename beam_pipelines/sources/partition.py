@@ -1,4 +1,4 @@
-"""Divides pooled examples among simulated clients, and writes handwritten digits so divided, without a download."""
+"""Divides pooled examples among simulated clients, and writes divided handwritten digits without a download."""
 
 import gzip
 import json
@@ -20,22 +20,22 @@ def dirichlet_partition(
 ) -> list[np.ndarray]:
     """Divides examples among clients whose label mixes differ: for each class, client shares ~ Dirichlet.
 
-    A small concentration (0.1) gives each client few classes, a large one (100) gives all the same mix. Clients are of
-    different sizes, unlike those of `draw_class_mixes`. The whole division is drawn again until every client has
-    `min_examples` (as Yurochkin et al., 2019, and NIID-Bench do). The same arguments give the same parts.
+    A small concentration (0.1) gives each client few classes, a large one (100) gives all clients the same mix. Clients
+    have different sizes, unlike in `partition_by_class_mixes`. The whole division is drawn again until every client has
+    `min_examples` (as in Yurochkin et al., 2019, and NIID-Bench). The same arguments give the same parts.
 
     Args:
       labels: integer class of each example, `[n]`.
       num_clients: number of parts.
       concentration: the Dirichlet parameter, one value for all clients; above 0.
-      seed: of the draws.
-      min_examples: the fewest examples a client may hold.
+      seed: seed of the draws.
+      min_examples: smallest number of examples of a client.
 
     Returns:
-      For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one of them.
+      For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one part.
 
     Raises:
-      DataError: 1,000 draws left some client short of `min_examples`.
+      DataError: in each of 1,000 draws, some client had fewer than `min_examples` examples.
     """
     generator = np.random.default_rng(seed)
     for _ in range(_MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
@@ -57,9 +57,9 @@ def draw_class_shares(
 ) -> np.ndarray:
     """Draws how much of each class each client gets: a few classes each, in uneven shares.
 
-    Every class goes to equally many clients, whose shares are drawn from [0.4, 0.6] and divided by their sum (Shamsian
-    et al., "Personalized Federated Learning using Hypernetworks", ICML 2021). `num_clients * classes_per_client` must
-    be a multiple of `num_classes`.
+    Every class goes to the same number of clients. The shares of these clients are drawn from [0.4, 0.6] and divided by
+    their sum (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021). `num_clients *
+    classes_per_client` must be a multiple of `num_classes`.
 
     Returns:
       float64 `[num_clients, num_classes]`; the shares of a class add up to 1.
@@ -67,7 +67,7 @@ def draw_class_shares(
     remaining = np.full(num_classes, num_clients * classes_per_client // num_classes)
     weights = np.zeros((num_clients, num_classes))
     for client in range(num_clients):
-        # The classes that most clients are still to get, at random among equals: so the last client finds enough.
+        # Classes with the most places left come first, ties at random: so enough are left for the last client.
         chosen = np.lexsort((generator.random(num_classes), -remaining))[:classes_per_client]
         remaining[chosen] -= 1
         weights[client, chosen] = generator.uniform(*_SHARE_RANGE, size=classes_per_client)
@@ -75,7 +75,7 @@ def draw_class_shares(
 
 
 def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-    """Divides examples among clients, each class in the shares given, up to whole examples.
+    """Divides the examples of each class among clients by given shares, rounded to whole examples.
 
     Args:
       labels: integer class of each example, `[n]`.
@@ -83,7 +83,7 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
       generator: draws the examples of each client.
 
     Returns:
-      For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one of them.
+      For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one part.
     """
     owners = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
@@ -96,12 +96,12 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
 def draw_class_mixes(
     num_clients: int, num_classes: int, concentration: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Draws each client's mix of classes: q ~ Dirichlet, the same concentration for every class.
+    """Draws each client's mix of classes: q ~ Dirichlet, with the same concentration for every class.
 
     Source: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-    Classification", 2019: q ~ Dir(alpha p), here with 1 for each class as p. Where p is read as probabilities that add
-    up to 1, alpha is `concentration * num_classes`. A small concentration, above 0, gives each client few classes
-    (0.1), a large one (100) all the same mix.
+    Classification", 2019: q ~ Dir(alpha p), here with p = 1 for each class. If p is read as probabilities that add up
+    to 1, alpha is `concentration * num_classes`. The concentration is above 0. A small concentration (0.1) gives each
+    client few classes, a large one (100) gives all clients the same mix.
 
     Returns:
       float64 `[num_clients, num_classes]`; the mix of a client adds up to 1.
@@ -110,10 +110,10 @@ def draw_class_mixes(
 
 
 def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-    """Divides examples evenly among clients that each draw theirs, without replacement, from classes in their own mix.
+    """Divides examples evenly among clients; each draws its examples, without replacement, in its mix of classes.
 
     A client draws the class of each of its examples; a draw of a class that is used up is repeated (Hsu et al., 2019).
-    The last clients, with the others' leftovers, may have mixes quite unlike those asked for.
+    The last clients get what is left, so their mixes may differ much from `mixes`.
 
     Args:
       labels: integer class of each example, `[n]`.
@@ -121,8 +121,8 @@ def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: n
       generator: draws classes and examples.
 
     Returns:
-      For each client the sorted int64 indices of its examples, `n / num_clients` up to whole examples. Every index in
-      `[0, n)` is in exactly one of them.
+      For each client the sorted int64 indices of its examples, `n / num_clients` rounded up or down. Every index in
+      `[0, n)` is in exactly one part.
     """
     num_clients, num_classes = mixes.shape
     members = [generator.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]
@@ -138,7 +138,7 @@ def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: n
 
 
 def uniform_partition(num_examples: int, num_clients: int, generator: np.random.Generator) -> list[np.ndarray]:
-    """Divides examples evenly and at random: for each client the sorted int64 indices of its examples."""
+    """Divides examples evenly and at random; returns for each client the sorted int64 indices of its examples."""
     cuts = np.cumsum(_even_sizes(num_examples, num_clients))[:-1]
     return [np.sort(part) for part in np.split(generator.permutation(num_examples), cuts)]
 
@@ -147,7 +147,7 @@ def _draw_class_counts(size: int, mix: np.ndarray, left: np.ndarray, generator: 
     """Draws how many examples of each class one client gets, at most those `left`: int64 `[num_classes]`."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum()) > 0:
-        # All draws at once, and again for those that found nothing: as likely as draws one by one.
+        # All draws are made at once, and failed draws are repeated: the same distribution as draws one by one.
         weights = np.where(counts < left, mix, 0.0)
         if not weights.sum() > 0:
             # All classes of the mix are used up.
@@ -163,7 +163,7 @@ def _even_sizes(num_examples: int, num_clients: int) -> np.ndarray:
 
 
 def _owners_in_order(count: int, shares: np.ndarray) -> np.ndarray:
-    """Assigns `count` examples to owners in their order, by shares."""
+    """Assigns `count` examples to owners by shares, in the order of the owners."""
     boundaries = np.floor(np.cumsum(shares) * count).astype(np.int64)
     # The shares sum to 1 only up to rounding, so the last client takes the rest.
     return np.searchsorted(boundaries[:-1], np.arange(count), side="right")
@@ -177,14 +177,14 @@ def write_digits_leaf(
 ) -> Path:
     """Writes scikit-learn's 1,797 real 8x8 digits, divided among silos, as a LEAF JSON file.
 
-    Prepare the folder with `input_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright. Silos
-    are `silo_00`, `silo_01`, ..., divided by `dirichlet_partition`; the same arguments give the same bytes.
+    Prepare the folder with `input_shape=(8, 8, 1)` and `num_classes=10`. Pixels are scaled to [0, 1], ink bright. The
+    silos are `silo_00`, `silo_01`, ..., divided by `dirichlet_partition`; the same arguments give the same bytes.
 
     Returns:
-      The file written, `folder/all_data_0.json.gz`; the folder is made if missing.
+      The written file, `folder/all_data_0.json.gz`; the folder is made if missing.
 
     Raises:
-      DataError: the division asked for is impossible.
+      DataError: the examples cannot be divided as requested.
     """
     images, labels = load_digits(return_X_y=True)
     pixels = np.asarray(images) / _MAX_INTENSITY

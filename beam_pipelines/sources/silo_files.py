@@ -3,12 +3,12 @@
 | file | silos | examples |
 |---|---|---|
 | `.mat` | `silo_000`, ... in the file's order | cells X, Y |
-| `.json`, `.json.gz` | the users' names | as LEAF's; labels may be nested: `[[-1], [1]]` |
-| `.npz` | as the file names them | `<silo>/x`, `<silo>/y` and, where known, `<silo>/is_test` |
+| `.json`, `.json.gz` | the users' names | as in LEAF JSON; labels may be nested: `[[-1], [1]]` |
+| `.npz` | the names in the file | `<silo>/x`, `<silo>/y` and, where known, `<silo>/is_test` |
 
 The cells X and Y of a MATLAB file have the shape (1, m) or (m, 1), and hold features (n_i, d) and labels (n_i, 1).
-School, Vehicle and GLEAM are published in this form. Silos of an `.npz` file are written and read one at a time: the
-file may be larger than memory, a silo may not.
+School, Vehicle and GLEAM are published in this form. Silos of an `.npz` file are written and read one at a time: each
+silo must fit into memory, the whole file need not.
 """
 
 import dataclasses
@@ -35,15 +35,15 @@ _BRIGHTEST = 255
 
 
 class SiloFiles(SourceSettings):
-    """Reads feature vectors of silos, as they are.
+    """Reads feature vectors of silos, unchanged.
 
     `input` is a `.mat`, `.json`, `.json.gz` or `.npz` file, or a folder; see `beam_pipelines.sources.silo_files`. With
     two classes, labels {-1, 1} become {0, 1}.
 
     Attributes:
-      label_shift: added to every label of a regression, before the scale. A public constant, not taken from the data:
-        nothing in the ledger accounts for it.
-      label_scale: factor of the shifted labels, not 0. A public constant too.
+      label_shift: number added to every label of a regression, before `label_scale`. A public constant: it must not be
+        derived from the data, because the ledger does not account for it.
+      label_scale: factor of the shifted labels, not 0; a public constant like `label_shift`.
     """
 
     label_shift: Finite = 0.0
@@ -54,10 +54,10 @@ class SiloFiles(SourceSettings):
         if self.label_scale == 0:
             raise ValueError("label_scale must not be 0")
         if self.num_classes and (self.label_shift, self.label_scale) != (0.0, 1.0):
-            raise ValueError("label_shift and label_scale are for regressions; set num_classes to 0 for one")
+            raise ValueError("label_shift and label_scale are for regressions only; num_classes 0 makes a regression")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the files; raises DataError as `list_silo_files`."""
+        """Describes the files; raises DataError as `list_silo_files` does."""
         folder, files = list_silo_files(Path(self.input))
         how = {"label_shift": self.label_shift, "label_scale": self.label_scale}
         read = functools.partial(read_silos, num_classes=self.num_classes, **how)
@@ -65,10 +65,10 @@ class SiloFiles(SourceSettings):
 
 
 def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Finds the folder and the names of the silo files at a path, which is one of them or a folder.
+    """Finds the folder and the names of the silo files at a path, which is one silo file or a folder of silo files.
 
     Raises:
-      DataError: there is none, or there are several `.mat` files, whose silos would have the same names.
+      DataError: there is no silo file, or there are several `.mat` files, whose silos would have the same names.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder; data.input takes a {_suffixes()} file, or a folder of them")
@@ -85,13 +85,13 @@ def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
 def read_silos(
     path: Path, num_classes: int, *, label_shift: float = 0.0, label_scale: float = 1.0, brightest: int = 1
 ) -> Iterator[UserRecord]:
-    """Reads every silo of a file, one at a time where its format allows, not judged.
+    """Reads every silo of a file, one at a time if the format allows, unchecked.
 
     Args:
-      path: of the file.
+      path: path of the file.
       num_classes: 0 for a regression, whose labels are shifted and scaled; with 2, labels {-1, 1} become {0, 1}.
-      label_shift: added to the labels of a regression, a public constant.
-      label_scale: factor of these labels afterwards, a public constant.
+      label_shift: number added to the labels of a regression, a public constant.
+      label_scale: factor of the shifted labels, a public constant.
       brightest: divisor of the features: 255 for 8-bit pixels.
 
     Raises:
@@ -99,7 +99,7 @@ def read_silos(
     """
     read = _reader_of(path)
     if read is None:
-        raise DataError(f"{path}: not a silo file; they end in {_suffixes()}")
+        raise DataError(f"{path}: not a silo file; names of silo files end in {_suffixes()}")
     for user in read(path):
         x, y = user.x, user.y
         if isinstance(x, list) and brightest != 1:
@@ -108,14 +108,14 @@ def read_silos(
             y = [label[0] if isinstance(label, list) and len(label) == 1 else label for label in y]
             if num_classes == 0:
                 y = [_scaled(label, label_shift, label_scale) for label in y]
-            # Where 0 occurs as well, -1 is no name of a class: it stays, and is reported as out of range.
+            # If 0 occurs too, -1 is not a class: it stays, and is reported as out of range.
             elif num_classes == 2 and -1 in y and 0 not in y:
                 y = [0 if label == -1 else label for label in y]
         yield dataclasses.replace(user, x=x, y=y)
 
 
 def _scaled(label: Any, shift: float, scale: float) -> Any:
-    # Anything but a number, or one too large, is reported as it is.
+    # Anything but a number, and a number that is too large, is reported unchanged.
     if type(label) not in (int, float) or not abs(label) <= np.finfo(np.float32).max:
         return label
     return (label + shift) * scale
@@ -148,10 +148,10 @@ def _suffixes() -> str:
 
 
 def _user_of_arrays(client: str, source: str, x: Any, y: Any, is_test: np.ndarray | None = None) -> UserRecord:
-    """Makes a record of a silo's arrays; a malformed array is described, for validation to report."""
+    """Makes a record of a silo's arrays; describes a malformed array, which validation then reports."""
     rows = _describe(x)
     if isinstance(x, np.ndarray) and x.ndim >= 2 and x.dtype.kind in _NUMBERS:
-        # Numbers too large for float32 become infinite, which validation then reports.
+        # Numbers too large for float32 become infinite, and validation reports them.
         with np.errstate(over="ignore"):
             rows = list(np.asarray(x, np.float32).reshape(len(x), math.prod(x.shape[1:])))
     labels = _describe(y)
@@ -172,18 +172,18 @@ _HEADER_LENGTH = 512
 
 
 def read_mat_cells(path: Path) -> list[tuple[Any, Any]]:
-    """Reads `(X, Y)` of every silo, not judged.
+    """Reads `(X, Y)` of every silo, unchecked.
 
     Raises:
-      DataError: the file cannot be read, is of MATLAB's version 7.3, or has no cells X and Y of the same length.
+      DataError: the file cannot be read, has MATLAB's version 7.3, or has no cells X and Y of the same length.
     """
-    # Imported late: only files of this format pay for it.
+    # Imported late: only this format needs the import.
     import scipy.io
 
     _refuse_version_73(path)
     try:
         content = scipy.io.loadmat(path, variable_names=_CELLS)
-    # SciPy's errors for a damaged file depend on the place of the damage.
+    # The type of SciPy's error depends on where the file is damaged.
     except Exception as error:
         raise DataError(f"{path}: not a MATLAB file of version 5 to 7.2, or truncated or damaged: {error}") from error
     missing = [name for name in _CELLS if name not in content]
@@ -191,14 +191,14 @@ def read_mat_cells(path: Path) -> list[tuple[Any, Any]]:
         raise DataError(f"{path}: no variable {' and no variable '.join(missing)} in it; silos need cells X and Y")
     x, y = (_cell_members(path, name, content[name]) for name in _CELLS)
     if len(x) != len(y):
-        raise DataError(f"{path}: X has {len(x)} cells and Y has {len(y)}; each silo needs one of both")
+        raise DataError(f"{path}: X has {len(x)} cells and Y has {len(y)}; each silo needs one cell in both")
     return list(zip(x, y, strict=True))
 
 
 def _refuse_version_73(path: Path) -> None:
     try:
         with open(path, "rb") as file:
-            # HDF5 begins after a block that MATLAB describes itself in.
+            # In version 7.3, HDF5 begins after a block of text in which MATLAB describes the file.
             header = file.read(_HEADER_LENGTH + len(_HDF5_SIGNATURE))
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from error
@@ -216,7 +216,7 @@ def _cell_members(path: Path, name: str, cell: Any) -> list[Any]:
 
 
 _MEMBERS = ("x", "y", "is_test")
-# Errors of NumPy and zipfile for files that are cut short, damaged, encrypted or forged.
+# Errors from NumPy and zipfile for files that are cut short, damaged, encrypted or forged.
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -232,13 +232,13 @@ _UNREADABLE = (
 
 @dataclasses.dataclass(frozen=True)
 class SiloArrays:
-    """One silo's examples.
+    """Examples of one silo.
 
     Attributes:
-      name: the silo's name.
-      x: `[n, ...]`, numbers of any type.
-      y: `[n]` or `[n, 1]`, labels.
-      is_test: bool `[n]`, which examples are for test; None for an unknown choice.
+      name: name of the silo.
+      x: features `[n, ...]`, numbers of any type.
+      y: labels `[n]` or `[n, 1]`.
+      is_test: bool `[n]`, which examples are for test; None leaves the choice to the job.
     """
 
     name: str
@@ -248,23 +248,23 @@ class SiloArrays:
 
 
 def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
-    """Writes silos in one move: `path` holds all of them, or its old content. Equal silos give equal bytes."""
+    """Writes silos atomically: `path` holds all silos, or its old content. Equal silos give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
         for silo in silos:
             for member in _MEMBERS:
                 array = getattr(silo, member)
                 if array is not None:
-                    # Opened by name, a member has the zip format's first date and not today's.
+                    # A member opened by name gets the zip format's first date, not today's.
                     with archive.open(f"{silo.name}/{member}.npy", "w", force_zip64=True) as file:
                         np.lib.format.write_array(file, np.asanyarray(array), allow_pickle=False)
 
 
 def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
-    """Reads a file's silos, in their order there. Arrays of Python objects are refused.
+    """Reads a file's silos, in the order of the file. Arrays of Python objects are refused.
 
     Raises:
-      DataError: the file cannot be read or is no `.npz` file, a silo lacks its x or y, or a name is unknown.
+      DataError: the file cannot be read or is not an `.npz` file, a silo lacks x or y, or an array has another name.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -282,7 +282,7 @@ def _silo_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
     for entry in archive.namelist():
         silo, _, member = entry.removesuffix(".npy").rpartition("/")
         if not silo or member not in _MEMBERS:
-            raise DataError(f"{path}: unexpected array {entry!r}; name them <silo>/x, <silo>/y and <silo>/is_test")
+            raise DataError(f"{path}: unexpected array {entry!r}; allowed are <silo>/x, <silo>/y and <silo>/is_test")
         names[silo] = None
     if not names:
         raise DataError(f"{path}: no silo in it")
@@ -299,7 +299,7 @@ def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
 def array_images(
     source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
 ) -> RawData:
-    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the file."""
+    """Writes silos of 8-bit images with test images to `workspace/<source>.npz`, and describes the file."""
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
     read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)

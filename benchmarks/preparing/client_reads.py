@@ -1,8 +1,8 @@
-"""How fast a client dataset is opened and read: clients one by one, and a shuffled epoch over everyone.
+"""Measures how fast a client dataset is opened and read: clients one by one, and a shuffled epoch over all clients.
 
 Writes a dataset of uniform noise into a temporary folder, 100,000 clients with 8 examples of 784 float32 values each
-(2.6 GB), and reads it while it is in the page cache: what is measured is this package, not a disk. Every figure is the
-median over some repeats; the slowest of these is written too.
+(2.6 GB), and reads it while it is in the page cache: this measures the package, not a disk. Every figure is a median of
+some repeats; the slowest repeat is written too.
 
   python -m benchmarks.preparing.client_reads [--small]
 """
@@ -42,7 +42,7 @@ SEED = 0
 
 
 def write_dataset(folder: pathlib.Path, num_clients: int) -> float:
-    """Writes a dataset whose clients have train examples only; returns the seconds that encoding them took."""
+    """Writes a dataset whose clients have train examples only; returns the seconds that the encoding took."""
     (folder / SHARD_FOLDER).mkdir(parents=True)
     client_ids = [f"client_{number:07d}" for number in range(num_clients)]
     per_shard = -(-num_clients // SHARDS)
@@ -65,7 +65,7 @@ def write_dataset(folder: pathlib.Path, num_clients: int) -> float:
 
 
 def measure(folder: pathlib.Path, num_clients: int) -> dict[str, Any]:
-    """The dataset's size, and seconds or examples per second of every way to read it."""
+    """Returns the dataset's size, and seconds or examples per second of every way to read it."""
     random = np.random.default_rng(SEED)
     encoding = write_dataset(folder, num_clients)
     opening, dataset = _seconds_of(lambda: ClientDataset.open(folder), repeats=5)
@@ -90,11 +90,11 @@ def measure(folder: pathlib.Path, num_clients: int) -> dict[str, Any]:
 def main() -> None:
     """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help=f"{SMALL_CLIENTS:,} clients, to try it out")
-    parser.add_argument("--folder", type=pathlib.Path, metavar="FOLDER", help="where to write; default temporary")
+    parser.add_argument("--small", action="store_true", help=f"{SMALL_CLIENTS:,} clients, to try the benchmark out")
+    parser.add_argument("--folder", type=pathlib.Path, metavar="FOLDER", help="folder to write; default temporary")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", help=f"default {OUTPUT}; none with --small")
     options = parser.parse_args()
-    # What else the machine was doing: above its number of cores, the figures are those of a busy machine.
+    # A load above the number of cores shows that the figures are from a busy machine.
     load_average = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         row = measure(pathlib.Path(folder) / "clients", SMALL_CLIENTS if options.small else CLIENTS)
@@ -146,7 +146,7 @@ def _seconds(read: Callable[[], Any]) -> float:
 
 
 def _seconds_of(read: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
-    """How long every repeat took, and the last result."""
+    """Returns the seconds of every repeat, and the last result."""
     seconds, result = [], None
     for _ in range(repeats):
         started = time.perf_counter()

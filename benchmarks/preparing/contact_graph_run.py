@@ -1,4 +1,4 @@
-"""Runs the contact-graph job once, on the engine that is named, and prints how many rows it wrote.
+"""Runs the contact-graph job once, on the named engine, and prints the number of rows that the job wrote.
 
 python -m benchmarks.preparing.contact_graph_run INPUT OUTPUT ENGINE
 """

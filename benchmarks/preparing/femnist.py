@@ -1,6 +1,6 @@
-"""Makes up LEAF FEMNIST JSON of the true size, and as a program runs the job on it once and prints how much it wrote.
+"""Generates LEAF FEMNIST JSON of the true size; as a program, runs the job on it once and prints the counts.
 
-3,400 writers, 800,000 images, 100 writers a file: some 4 GB of text.
+The data have 3,400 writers, 800,000 images, and 100 writers per file: some 4 GB of text.
 
 python -m benchmarks.preparing.femnist INPUT OUTPUT
 """
@@ -19,12 +19,12 @@ from beam_pipelines.sources.leaf import Leaf
 
 NUM_WRITERS, NUM_IMAGES, WRITERS_PER_FILE, NUM_CLASSES = 3_400, 800_000, 100, 62
 _SIDE = 28
-# As LEAF writes bytes divided by 255.
+# Pixels as LEAF writes them: bytes divided by 255.
 _PIXELS = np.array([json.dumps(value / 255).encode() for value in range(256)], object)
 
 
 def write_leaf_files(folder: Path, num_writers: int = NUM_WRITERS, num_images: int = NUM_IMAGES, seed: int = 0) -> None:
-    """Writes the files, unless they are there: dark strokes on white, most values 1.0, as LEAF's."""
+    """Writes the files, unless they exist: dark strokes on white, most values 1.0, as in LEAF's files."""
     folder.mkdir(parents=True, exist_ok=True)
     sizes = np.full(num_writers, num_images // num_writers)
     sizes[: num_images % num_writers] += 1
@@ -51,7 +51,7 @@ def write_leaf_files(folder: Path, num_writers: int = NUM_WRITERS, num_images: i
 
 
 def _images(generator: np.random.Generator, count: int) -> Iterator[bytes]:
-    """Images as JSON: a blurred stroke from one random place to another."""
+    """Yields images as JSON: a blurred stroke from one random place to another."""
     rows, columns = np.mgrid[:_SIDE, :_SIDE]
     for ends in generator.uniform(4, _SIDE - 4, (count, 4)):
         steps = np.linspace(0, 1, 12)

@@ -1,7 +1,7 @@
-"""The contact-graph job as somebody would write it by hand for one machine: Polars, all in memory, one process.
+"""Does the contact-graph job as one would by hand on one machine: with Polars, all in memory, in one process.
 
-Joins, groups and samples with Polars, and fills in the numbers of a row with the very function that the job uses, so
-that both are measured at the same work. Writes rows as Parquet; no checks, no dead letters, nothing to resume.
+Joins, groups and samples with Polars, and computes the numbers of a row with the job's own function, so that both do
+the same work. Writes rows as Parquet, without checks, dead letters or a way to resume.
 
   python -m benchmarks.preparing.polars_rows INPUT OUTPUT
 """
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def read_people(folder: Path) -> People:
-    """Everybody, sorted by region, split and id."""
+    """Returns all people, sorted by region, split and id."""
     hours = pl.scan_parquet(folder / "activity_location_assignment.parquet").group_by("pid", "activity_type")
     states = pl.scan_parquet(folder / "disease_outcome_training.parquet").filter(pl.col("state") != "S")
     days = states.group_by("pid").agg(
@@ -82,7 +82,7 @@ def read_people(folder: Path) -> People:
 
 
 def sample_contacts(folder: Path, people: People) -> tuple[Pairs, np.ndarray]:
-    """Everybody's sampled contacts within the own region, and how many different people they met."""
+    """Returns each person's sampled contacts within the own region, and the number of different people met."""
     places = pl.LazyFrame({"pid": people.pid, "place": np.arange(len(people), dtype=np.int32), "silo": people.silo})
     contacts = (
         pl.scan_parquet(folder / "population_network.parquet")
@@ -126,7 +126,7 @@ def sample_contacts(folder: Path, people: People) -> tuple[Pairs, np.ndarray]:
 
 
 def write_rows(path: Path, layout: RowLayout, people: People, pairs: Pairs, degrees: np.ndarray) -> None:
-    """Rows for training, validation and tests, as Parquet without compression."""
+    """Writes rows for training, validation and tests, as Parquet without compression."""
     schema = pyarrow.schema(
         [
             ("pid", pyarrow.int64()),

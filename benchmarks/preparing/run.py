@@ -1,4 +1,4 @@
-"""Measures what preparing data costs, by size and engine, beside a script of one process; `make bench-beam`.
+"""Measures the cost of preparing data, by size and engine, and of a script in one process; `make bench-beam`.
 
 Inputs are generated once and kept. Writes `benchmarks/results/beam.json`, a row for each run, and a figure of cost by
 size, `docs/images/beam.png`.
@@ -50,17 +50,17 @@ OUTPUT = RESULTS / "beam.json"
 FIGURE = ROOT / "docs" / "images" / "beam.png"
 POLARS = "polars, one process"
 STAGED = "files"
-# People by name of the size; there are 24.5 contacts for each.
+# Number of people by name of the size; there are 24.5 contacts for each person.
 SIZES = {"1M": 40_816, "10M": 408_163, "186M": 7_600_000}
-# One pipeline keeps all that lies between stages in memory: beyond some ten million contacts it does not fit.
+# One pipeline keeps all pieces between stages in memory: more than some ten million contacts do not fit.
 _CONTENDERS = {"1M": (POLARS, *ENGINES), "10M": (POLARS, *ENGINES), "186M": (STAGED,)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path("build/bench_beam"), help="where populations are kept")
-    parser.add_argument("--repetitions", type=int, default=3, help="of the small sizes; the median is recorded")
+    parser.add_argument("--folder", type=Path, default=Path("build/bench_beam"), help="folder of populations")
+    parser.add_argument("--repetitions", type=int, default=3, help="runs of the small sizes; the median is recorded")
     parser.add_argument("--full", action="store_true", help="also 7.6 million people with 186 million contacts")
     options = parser.parse_args(arguments)
     sizes = ["1M", "10M", *(["186M"] if options.full else [])]
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _population(folder: Path, size: str) -> Path:
-    """The tables of a population of this size, generated unless they are there."""
+    """Returns the folder of a population of this size; generates the tables unless they exist."""
     tables = folder / size
     if not (tables / "target.parquet").exists():
         generate_population(tables, PopulationOptions(num_people=SIZES[size]), overwrite=True)
@@ -114,7 +114,7 @@ def _measure_femnist(leaf: Path, output: Path) -> dict[str, Any]:
 
 
 def _row(job: str, engine: str, edges: int, cost: Cost, written: int, output: Path) -> dict[str, Any]:
-    """A row of the results; removes what was written."""
+    """Returns a row of the results; removes the written output."""
     files = [path for path in output.rglob("*") if path.is_file()] if output.is_dir() else [output]
     nbytes = sum(path.stat().st_size for path in files)
     remove(output)
@@ -134,11 +134,11 @@ def _check_same_work(rows: Sequence[dict[str, Any]]) -> None:
     for edges in {row["edges"] for row in rows}:
         written = {row["output_rows"] for row in rows if row["edges"] == edges}
         if len(written) > 1:
-            raise RuntimeError(f"of {edges} contacts, not all have made as many rows: {sorted(written)}")
+            raise RuntimeError(f"{edges} contacts: the engines wrote different numbers of rows: {sorted(written)}")
 
 
 def _kept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """These rows, and those of earlier runs at sizes that were not run now."""
+    """Returns these rows, and the rows of earlier runs at sizes that were not run now."""
     measured = {row["edges"] for row in rows}
     earlier = json.loads(OUTPUT.read_text())["rows"] if OUTPUT.exists() else []
     return sorted(
@@ -148,7 +148,7 @@ def _kept_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Processor time over that of the script, by size and engine."""
+    """Returns the processor time divided by the script's processor time, by size and engine."""
     script = {row["edges"]: row["cpu_s"] for row in rows if row["engine"] == POLARS}
     return [
         {"edges": row["edges"], "engine": row["engine"], "cpu_ratio": round(row["cpu_s"] / script[row["edges"]], 2)}

@@ -1,7 +1,7 @@
-"""Measures what a round of a small cohort costs in a large population, whose states lie on disk.
+"""Measures the cost of a round with a small cohort of a large population, whose states lie on disk.
 
-Every population is a process of its own, which trains CENTAUR on simulated clients with user-level DP. Writes seconds
-per round and the largest resident memory, start included; the last column compares with the smallest population.
+A process of its own trains CENTAUR with user-level DP on each population of simulated clients. Writes seconds per round
+and the largest resident memory, start included; the last column compares with the smallest population.
 
   python -m benchmarks.rounds.client_population
 """
@@ -37,23 +37,23 @@ OUTPUT = RESULTS / "client_population.json"
 POPULATIONS = (1_000, 10_000, 100_000)
 COHORT, EXAMPLES, CLASSES, BATCH_SIZE = 500, 20, 10, 20
 SHAPE = (14, 14, 1)
-# The first rounds compile, and fill buffers.
+# Number of rounds that are not recorded: the first rounds compile functions and fill buffers.
 WARM_UP = 5
 
 
 class SimulatedClients:
-    """As `tff_pdp.data.client_dataset.ClientDataset`: clients whose examples are drawn when they are asked for."""
+    """Clients with the interface of `tff_pdp.data.client_dataset.ClientDataset`; `load` draws a client's examples."""
 
     def __init__(self, size: int):
         self.client_ids = tuple(f"client_{number:07d}" for number in range(size))
 
     def num_examples(self, client_id: str, split: str) -> int:
-        """The same for all."""
+        """Returns the number of examples, the same for all clients."""
         del client_id, split
         return EXAMPLES
 
     def load(self, client_id: str, split: str) -> ClientExamples:
-        """Noise around one of a few images a class."""
+        """Draws examples: noise around one of a few images per class."""
         del split
         generator = np.random.default_rng(int(client_id.removeprefix("client_")))
         y = generator.integers(0, CLASSES, EXAMPLES)
@@ -62,7 +62,7 @@ class SimulatedClients:
 
 
 def build_method(size: int, rounds: int) -> Method:
-    """CENTAUR on so many clients, of whom 500 are expected in a round."""
+    """Builds CENTAUR on `size` clients, with an expected cohort of 500."""
     clients: Any = SimulatedClients(size)
     model = build_cnn(SHAPE, CLASSES, (8, 16), hidden_units=0, pool_after="each")
     algorithm, hparams = build_algorithm("centaur", {}, num_clients=size, rounds=rounds, head=model.head)
@@ -93,7 +93,7 @@ def build_method(size: int, rounds: int) -> Method:
 
 
 def measure(size: int, rounds: int) -> dict[str, Any]:
-    """One population: its size, expected cohort, rounds, median seconds of a round, resident and disk megabytes."""
+    """Measures one population; returns size, expected cohort, rounds, median seconds per round, and megabytes."""
     method = build_method(size, rounds + WARM_UP)
     data = Examples(method.clients, "train", method.model)
     seconds = []
@@ -120,8 +120,8 @@ def measure(size: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Measures every population and writes the rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="recorded rounds of each; default 20")
-    parser.add_argument("--population", type=int, metavar="N", help="measure one alone, and print its row")
+    parser.add_argument("--rounds", type=int, default=20, metavar="N", help="recorded rounds for each; default 20")
+    parser.add_argument("--population", type=int, metavar="N", help="measure only this size; print its row")
     parser.add_argument("--output", type=pathlib.Path, default=OUTPUT, metavar="FILE", help=f"default {OUTPUT}")
     options = parser.parse_args()
     if options.population:

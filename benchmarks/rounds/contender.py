@@ -1,12 +1,12 @@
-"""The contender's side of a measurement: a process that answers requests, one JSON object a line.
+"""Runs a contender as a process that answers requests, one JSON object per line.
 
     request               answer                   what happens
                           {"versions": {...}}      at start, once everything is imported
     {"build": true}       {"seconds": s}           the workload is built from its initial weights
-    {"prepare": n}        {}                       round n's clients are brought into the contender's own form
-    {"go": n}             {"seconds": s}           the round, until the new weights are NumPy arrays
-    {"inspect": true}     {"finite": true, ...}    statistics of the last round's weights
-    {"check": "file"}     {}                       one round of the check workload from scratch; its weights, as .npz
+    {"prepare": n}        {}                       round n's clients are converted to the contender's own form
+    {"go": n}             {"seconds": s}           the round runs, until the new weights are NumPy arrays
+    {"inspect": true}     {"finite": true, ...}    statistics of the last round's weights are returned
+    {"check": "file"}     {}                       a round of the check workload runs; its weights are written as .npz
 
 A contender is a module that calls `main(build, packages)`. `build(workload)` returns an object with the two methods of
 `Rounds`. An exception ends the process: its traceback goes to stderr, where the orchestrator finds it.
@@ -27,14 +27,14 @@ from benchmarks.rounds.workloads import build_workload
 
 
 class Rounds(Protocol):
-    """One workload under way: what a contender implements. It keeps its state between rounds."""
+    """Rounds of one workload, the interface that a contender implements; keeps its state between rounds."""
 
     def prepare(self, round_number: int) -> Any:
         """Brings the data of a round's clients into memory in the contender's own form: not timed."""
         ...
 
     def run(self, prepared: Any) -> Mapping[str, np.ndarray]:
-        """Runs one round and returns the new weights, names and layout as the workload's: timed.
+        """Runs one round and returns the new weights, with the workload's names and layout: timed.
 
         W3 returns the weights of all silos, `kernel` `[silos, features]` and `bias` `[silos]`.
         """
@@ -45,10 +45,10 @@ def main(build: Callable[[Any], Rounds], packages: Iterable[str]) -> None:
     """Serves the workload named on the command line until stdin ends.
 
     Args:
-        build: Makes the rounds of a workload, from its initial weights.
-        packages: Distributions whose versions are reported.
+        build: Builds the rounds of a workload, from its initial weights.
+        packages: Names of the distributions whose versions are reported.
     """
-    # Whatever a library prints goes to stderr; the answers have the real stdout to themselves.
+    # All prints of libraries go to stderr; only answers go to the real stdout.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     server = _Server(build, build_workload(**json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The orchestrator's side of a contender: its process, its answers, what it uses, and its certain end."""
+"""Runs a contender for the orchestrator: starts its process, asks, measures what it uses, and ends it for certain."""
 
 import contextlib
 import json
@@ -16,31 +16,31 @@ import psutil
 
 from benchmarks.machine import ROOT
 
-# Where `-m benchmarks...` finds this package, whichever environment's Python runs it.
+# Number of last lines of stderr that an error's message shows.
 _SHOWN_STDERR_LINES = 5
 
 
 class ContenderError(Exception):
-    """A contender did not answer, or not in time; the message ends with what it last wrote to stderr."""
+    """Error of a contender that did not answer in time; the message ends with its last lines on stderr."""
 
 
 class ContenderProcess:
-    """One running contender, asked one thing at a time."""
+    """Running contender that answers one request at a time."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], timeout_seconds: float):
         """Starts the process and waits until it has imported everything.
 
         Args:
-            command: The program and its arguments.
-            environment: All of its environment variables.
-            timeout_seconds: How long the start, and later every request, may take.
+            command: Program and its arguments.
+            environment: All environment variables of the process.
+            timeout_seconds: Largest number of seconds for the start, and for every later request.
 
         Raises:
-            ContenderError: If it does not start in time.
+            ContenderError: The process does not start in time.
         """
         self._timeout_seconds = timeout_seconds
         self._stderr: IO[bytes] = tempfile.TemporaryFile(prefix="contender-")  # noqa: SIM115 - open as long as self
-        # A session of its own: Ctrl-C is for the orchestrator, which then stops all of them.
+        # The process gets its own session: Ctrl-C reaches the orchestrator only, which then stops all contenders.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -63,18 +63,18 @@ class ContenderProcess:
         """Sends one request (see `benchmarks.rounds.contender`) and waits for its answer.
 
         Raises:
-            ContenderError: If the process ends, answers nonsense, or takes longer than its time.
+            ContenderError: The process ends, gives an answer that is not JSON, or takes too long.
         """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({request: argument}) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # What it said at its end is worth more than this error: it follows as the missing answer.
+            pass  # The missing answer raises a better error, with the process's last lines.
         return self._next_answer(request)
 
     def cpu_seconds(self) -> float:
-        """User and system time so far of the process and all below it, in steps of 10 ms."""
+        """Returns the user and system time so far of the process and its descendants, in steps of 10 ms."""
         total = 0.0
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -83,21 +83,21 @@ class ContenderProcess:
         return total
 
     def peak_rss_mb(self) -> float:
-        """Largest resident memory so far, in MB (10^6 bytes), summed over the processes alive now.
+        """Returns the largest resident memory so far, in MB (10^6 bytes), summed over the processes alive now.
 
-        Each process's peak counts, at whatever moment it was; pages that two processes share count twice.
+        The sum adds up each process's own peak, at any time; pages that two processes share count twice.
         """
         return sum(_peak_rss_kib(process.pid) for process in self._tree()) * 1024 / 1e6
 
     def stop(self) -> None:
-        """Kills the process and all below it, and waits for their end; calling it again does nothing."""
+        """Kills the process and its descendants, and waits for their end; a second call does nothing."""
         if self._stderr.closed:
             return
         tree = self._tree()
         for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        # Where it has ended before: what it left behind in its session.
+        # If the process has ended before, its session may still have descendants.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         psutil.wait_procs(tree, timeout=10)
@@ -137,7 +137,7 @@ class ContenderProcess:
 
 
 def contender_environment() -> dict[str, str]:
-    """This process's environment, with accelerators hidden: everyone computes on the same CPU."""
+    """Returns this process's environment with accelerators hidden: all contenders compute on the same CPU."""
     hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     return {**os.environ, **hidden}
 

@@ -1,6 +1,6 @@
-"""Measures what DP adds to a local step: one step of DP-SGD beside the same step without clipping and noise.
+"""Measures what DP adds to the time of a local step: a step of DP-SGD, and the same step without clip and noise.
 
-Both take the same Poisson batch of the same client from the same weights; `python -m benchmarks.rounds.dp_sgd_step`.
+Both steps use the same weights, client and Poisson batch; `python -m benchmarks.rounds.dp_sgd_step`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[[], Model]] = {
 
 
 def measure(name: str, repetitions: int) -> dict[str, Any]:
-    """Times both steps of one model in turn; returns a row of the results."""
+    """Times both steps of one model alternately; returns a row of the results."""
     model = MODELS[name]()
     rng = np.random.default_rng(0)
     data = ClientData(

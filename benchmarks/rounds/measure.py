@@ -1,4 +1,4 @@
-"""One workload, several contenders, one round of each in turn: what is recorded, and who is left out."""
+"""Measures one workload with several contenders, which take turns round by round; leaves out contenders that fail."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from benchmarks.rounds.contender_process import ContenderError, ContenderProcess
 from benchmarks.rounds.workloads import Workload
 
 WARM_UP_ROUNDS = 2
-# After the check round, weights of a few hundredths differ by rounding in the last bits: 1e-8 and less.
+# After the check round, weights are a few hundredths; rounding makes them differ by 1e-8 and less.
 CHECK_TOLERANCE = 1e-6
 _NOISE_TOLERANCE = 0.05
 _REFERENCE = "floor-tf"
@@ -30,19 +30,19 @@ def measure(
     timeout_seconds: float,
     on_step: Callable[[str], None] = lambda contender: None,
 ) -> tuple[list[Row], dict[str, str]]:
-    """Runs the contenders side by side and checks that they did the same work.
+    """Runs the contenders alternately and checks that they did the same work.
 
-    All processes live throughout; each is asked for one round in turn, in an order that is reversed every pass.
+    All processes run throughout. In each pass every contender runs one round; the order is reversed after every pass.
 
     Args:
-        workload: What they run; the commands name it as well.
-        commands: The contenders' programs by name.
-        repetitions: Recorded rounds, after two that are not.
-        timeout_seconds: For each answer of a contender.
-        on_step: Called after every round of every contender, and after its check.
+        workload: Workload that the contenders run; the commands name it too.
+        commands: Command of each contender, by name.
+        repetitions: Number of recorded rounds, after two that are not recorded.
+        timeout_seconds: Largest number of seconds for each answer of a contender.
+        on_step: Function called after every round and every check, with the contender's name.
 
     Returns:
-        One row per contender that held out to the end, and by name why the others did not.
+        One row for each contender that ran to the end, and the errors of the others, by name.
     """
     recordings = {name: _Recording(command, timeout_seconds) for name, command in commands.items()}
     errors: dict[str, str] = {}
@@ -81,7 +81,7 @@ def measure(
 
 
 class _Recording:
-    """A contender's process, once started, and what has been measured of it."""
+    """Process of a contender, once started, and its measurements."""
 
     def __init__(self, command: Sequence[str], timeout_seconds: float):
         self._command, self._timeout_seconds = command, timeout_seconds
@@ -115,7 +115,7 @@ class _Recording:
             self.cpu_seconds.append(cpu_seconds)
 
     def finish(self, workload: Workload, check_file: Path) -> None:
-        # Before the check, which builds a second instance.
+        # Read before the check, which builds a second instance.
         self.peak_rss_mb = self._process.peak_rss_mb()
         _check_statistics(self._process.ask("inspect"), workload.update_noise_std)
         self._process.ask("check", str(check_file))
@@ -126,13 +126,13 @@ class _Recording:
 def _check_statistics(weights: Mapping[str, Any], expected_std: float | None) -> None:
     if not weights["finite"]:
         raise ContenderError("its weights are not finite")
-    # One clipped update is lost in noise of this size: the deviation of the update is that of the noise.
+    # A clipped update is negligible beside noise of this size: the update's deviation is the noise's deviation.
     if expected_std is not None and abs(weights["update_std"] / expected_std - 1) > _NOISE_TOLERANCE:
-        raise ContenderError(f"its noise is {weights['update_std']:.3g} a weight, not {expected_std:.3g}")
+        raise ContenderError(f"the noise of a weight has deviation {weights['update_std']:.3g}, not {expected_std:.3g}")
 
 
 def _compare_checks(checks: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, float]:
-    """The largest difference of each contender's weights to the floor's, or to the first one's without a floor."""
+    """Returns the largest difference of each contender's weights from the floor's (without a floor, the first's)."""
     reference = checks.get(_REFERENCE) or next(iter(checks.values()), {})
     return {name: _largest_difference(weights, reference) for name, weights in checks.items()}
 
@@ -142,7 +142,7 @@ def _largest_difference(weights: Mapping[str, np.ndarray], reference: Mapping[st
     if shapes != reference_shapes:
         return float("inf")
     largest = max(float(np.abs(weights[name] - reference[name]).max()) for name in reference)
-    # No comparison with NaN is true: it would pass for equal.
+    # Every comparison with NaN is false, so NaN would count as equal.
     return largest if np.isfinite(largest) else float("inf")
 
 

@@ -1,9 +1,9 @@
-"""Seconds per federated round of several contenders on the same work, interleaved in one run.
+"""Measures seconds per federated round of several contenders on the same work, interleaved in one run.
 
     python -m benchmarks.rounds.run --workloads W2,W3 --contenders floor-tf,stock-tff --repetitions 3
     python -m benchmarks.rounds.run --scaling
 
-A contender whose environment is not there is passed over; one that fails is reported and left out of the rows.
+A contender whose environment does not exist is skipped; a contender that fails is reported and left out of the rows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ _PEERS = ROOT / ".venv-bench"
 _ALL = tuple(WORKLOADS)
 _FED_AVG = ("W1", "W1-dp", "W2", "W2-dp")
 
-# By name: the Python, the module and its further arguments, and the workloads it takes part in.
+# For each name: the Python, the module and its further arguments, and the workloads that the contender takes part in.
 CONTENDERS: dict[str, tuple[Path, list[str], Sequence[str]]] = {
     "ours-native": (Path(sys.executable), ["ours", "native"], _ALL),
     "ours-loop": (Path(sys.executable), ["ours", "loop"], _ALL),
@@ -40,20 +40,20 @@ _SCALING_POPULATIONS = (10, 100, 1000, 10000)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and writes the rows; returns the exit status, 1 where there is no row at all."""
+    """Measures and writes the rows; returns the exit status, 1 if there is no row at all."""
     options = _parse(arguments)
-    # Stopped from outside, the contenders are to stop as well.
+    # If this process is stopped from outside, the contenders stop too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     rows: list[Row] = []
     for name, clients, population in _sizes(options):
         rows += _measure_one(name, clients, population, options)
-        # After every workload: what is measured is not lost with what follows.
+        # Rows are written after every workload, so that a later failure does not lose them.
         write_rows(rows, options.output)
     return 0 if rows else 1
 
 
 def write_rows(rows: Sequence[Row], output: Path) -> None:
-    """Replaces the file by these rows, in one move."""
+    """Replaces the file's content by these rows, atomically."""
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_text(output, json.dumps(list(rows), indent=1) + "\n")
 
@@ -71,7 +71,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workloads", type=names, help=f"of {','.join(_ALL)}; default: all, with --scaling W2,W3")
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), help="default: all that are installed")
     parser.add_argument("--repetitions", type=int, help="recorded rounds; default: W1 5, W2 9, W3 25")
-    parser.add_argument("--clients", type=numbers, help="clients a round, e.g. 20,100,500; W3: silos")
+    parser.add_argument("--clients", type=numbers, help="clients per round (W3: silos), e.g. 20,100,500")
     parser.add_argument("--scaling", action="store_true", help="20 to 500 clients, and populations of 10 to 10000")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each answer of a contender")
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/latest.json or scaling.json")
@@ -89,7 +89,7 @@ def _sizes(options: argparse.Namespace) -> Iterable[tuple[str, int | None, int |
     for name in options.workloads:
         for clients in options.clients or (_SCALING_CLIENTS if options.scaling else (None,)):
             yield name, clients, None
-        # In W3 everyone takes part: there is no population to draw from.
+        # In W3 all silos take part: there is no population to draw from.
         if options.scaling and name in _FED_AVG:
             for population in _SCALING_POPULATIONS:
                 yield name, min(_SCALING_POPULATIONS), population

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """One table per workload and size, fastest contender first, then machine and versions."""
+    """Returns one table per workload and size, fastest contender first, then machine and versions."""
     parts = []
     for title, group in _groups(rows).items():
         medians = {row["contender"]: row["s_per_round"] for row in group}
@@ -67,7 +67,7 @@ def render(rows: Sequence[Row]) -> str:
 
 
 def render_scaling(rows: Sequence[Row]) -> str:
-    """One table of all sizes."""
+    """Returns one table of all sizes."""
     keys = ("workload", "contender", "clients_per_round", "population")
     lines = [
         [
@@ -81,7 +81,7 @@ def render_scaling(rows: Sequence[Row]) -> str:
 
 
 def render_dp_sgd_step(rows: Sequence[Row]) -> str:
-    """One table of a local step's time, with and without DP-SGD."""
+    """Returns one table of a local step's time, with and without DP-SGD."""
     lines = [
         [row["model"], f"{1e3 * row['plain_s']:.3g}", f"{1e3 * row['dp_s']:.3g}", f"{row['ratio']:.2f}"] for row in rows
     ]
@@ -89,10 +89,10 @@ def render_dp_sgd_step(rows: Sequence[Row]) -> str:
 
 
 def replace_between_markers(document: str, text: str) -> str:
-    """The document with everything between its markers replaced.
+    """Returns the document with everything between its markers replaced.
 
     Raises:
-        ValueError: If the document does not have each marker once, in order.
+        ValueError: The document does not have each marker once, in order.
     """
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)

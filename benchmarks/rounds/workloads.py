@@ -1,9 +1,9 @@
-"""Defines the work contenders are timed on: sizes of models, hyperparameters, data that are the same in every process.
+"""Defines the work that contenders are timed on: sizes of models, hyperparameters, and data equal in every process.
 
-NumPy only: every contender's environment imports this module. All arrays are float32 and labels int32; the same
-arguments give the same arrays everywhere, which the check round verifies.
+This module uses NumPy only, because every contender's environment imports it. All arrays are float32 and labels int32;
+the same arguments give the same arrays everywhere, which the check round verifies.
 
-Silos are those of the School data (ILEA exam scores of 139 schools), or synthetic ones of the same shape.
+Silos are the School data (ILEA exam scores of 139 schools), or synthetic silos of the same shape.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _SIZE_QUANTILES = (17, 28, 37, 48, 57, 65, 75, 82, 90, 103, 114, 125, 143, 160, 
 
 
 class Silos(NamedTuple):
-    """The training examples of all silos, padded with zeros to the largest.
+    """Training examples of all silos, padded with zeros to the largest silo.
 
     `x` is float32 `[silos, largest, features]`, standardised silo by silo; `y` is float32 `[silos, largest]`, scores
     mapped to [0, 1]; `num_examples` is int32 `[silos]`.
@@ -33,7 +33,7 @@ class Silos(NamedTuple):
 
 
 def find_file(num_silos: int = NUM_SILOS) -> Path | None:
-    """The real file under the folder named by TFF_PDP_DATA, if it is there and has this number of silos."""
+    """Returns the real file in the folder that TFF_PDP_DATA names, if it exists and has this number of silos."""
     folder = os.environ.get("TFF_PDP_DATA")
     if not folder or num_silos != NUM_SILOS:
         return None
@@ -42,7 +42,7 @@ def find_file(num_silos: int = NUM_SILOS) -> Path | None:
 
 
 def load_silos(num_silos: int = NUM_SILOS) -> Silos:
-    """The real silos where `find_file` finds them, synthetic ones otherwise."""
+    """Returns the real silos if `find_file` finds them, otherwise synthetic silos."""
     file = find_file(num_silos)
     silos = _read_training_parts(file) if file else _draw_silos(num_silos)
     num_examples = np.array([len(y) for _, y in silos], np.int32)
@@ -90,7 +90,7 @@ _SEED = 20230815
 
 
 class Workload(Protocol):
-    """What the orchestrator needs to know of any workload."""
+    """Properties of a workload that the orchestrator needs."""
 
     name: str
     clients_per_round: int
@@ -98,17 +98,17 @@ class Workload(Protocol):
 
     @property
     def repetitions(self) -> int:
-        """How many rounds are recorded unless the user says otherwise."""
+        """Returns the default number of recorded rounds."""
         ...
 
     @property
     def data_source(self) -> str:
-        """Which data the workload uses on this machine."""
+        """Returns the name of the data that the workload uses on this machine."""
         ...
 
     @property
     def update_noise_std(self) -> float | None:
-        """The standard deviation of the noise in each weight of one round's update, where that can be checked."""
+        """Returns the standard deviation of the noise in each weight of a round's update; None if it is not checked."""
         ...
 
 
@@ -116,9 +116,10 @@ class Workload(Protocol):
 class FedAvgWorkload:
     """Federated averaging of an image classifier; with a clip norm, with user-level central DP.
 
-    A round: each client of the cohort runs one epoch of SGD over its examples from the server's weights, its update is
-    clipped to `clip_norm` (L2, over all weights jointly), noise of standard deviation `noise_multiplier * clip_norm` is
-    added to the sum of the updates, and the sum over `clients_per_round` is added to the server's weights.
+    In a round, each client of the cohort runs one epoch of SGD over its examples from the server's weights, and the
+    update is clipped to `clip_norm` (L2, over all weights jointly). Noise of standard deviation `noise_multiplier *
+    clip_norm` is added to the sum of the updates. The sum divided by `clients_per_round` is added to the server's
+    weights.
     """
 
     name: str
@@ -135,33 +136,33 @@ class FedAvgWorkload:
 
     @property
     def repetitions(self) -> int:
-        """Rounds recorded by default."""
+        """Returns the default number of recorded rounds."""
         return {"cnn": 5, "mlp": 9}[self.model]
 
     @property
     def data_source(self) -> str:
-        """Always synthetic."""
+        """Returns `synthetic`."""
         return "synthetic"
 
     @property
     def local_steps(self) -> int:
-        """SGD steps of one client in one round."""
+        """Returns the number of SGD steps of one client in one round."""
         return self.examples_per_client // self.batch_size
 
     @property
     def update_noise_std(self) -> float | None:
-        """The noise that DP adds to each weight of a round's update; None without DP."""
+        """Returns the standard deviation of DP's noise in each weight of a round's update; None without DP."""
         return None if self.clip_norm is None else self.clip_norm * self.noise_multiplier / self.clients_per_round
 
     def for_check(self) -> "FedAvgWorkload":
-        """The same work without chance: no noise, and a client's examples all equal, so that their order is no matter.
+        """Returns the same work without randomness: no noise, and equal examples, whose order does not matter.
 
-        The clip stays: it is part of what is checked.
+        The clip stays, because the check covers it.
         """
         return dataclasses.replace(self, noise_multiplier=0.0, identical_examples=True)
 
     def initial_weights(self) -> Weights:
-        """Glorot-uniform kernels and zero biases, in the order of the layers.
+        """Returns Glorot-uniform kernels and zero biases, in the order of the layers.
 
         Convolution kernels are `[height, width, inputs, outputs]`, dense kernels `[inputs, outputs]`; an image is
         flattened row by row with its channels last.
@@ -176,14 +177,15 @@ class FedAvgWorkload:
         return weights
 
     def cohort(self, round_number: int) -> list[int]:
-        """The clients of a round, drawn uniformly without replacement: the same for every contender."""
+        """Returns the clients of a round, drawn uniformly without replacement; the same for every contender."""
         rng = np.random.default_rng([_SEED, round_number])
         return rng.choice(self.population, self.clients_per_round, replace=False).tolist()
 
     def client_data(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """A client's images, float32 `[examples, 784]` or `[examples, 28, 28, 1]` in [0, 1], and labels, int32.
+        """Returns a client's images in [0, 1], float32 `[examples, 784]` or `[examples, 28, 28, 1]`, and int32 labels.
 
-        An image is its class's prototype under as much noise: enough of a task that weights stay finite.
+        An image mixes its class's prototype and noise in equal parts, so that training has a task and weights stay
+        finite.
         """
         prototypes = np.random.default_rng(_SEED).random((self.num_classes, 784), np.float32)
         rng = np.random.default_rng([_SEED, 1, client])
@@ -205,11 +207,11 @@ _KERNELS = {
 class MrMtlWorkload:
     """MR-MTL with example-level DP-SGD in every silo: linear regression on School.
 
-    A round: every silo runs `n // batch_size` steps (at least one) from its own weights. A step draws each of the
+    In a round, every silo runs `n // batch_size` steps (at least one) from its own weights. A step draws each of the
     silo's n examples with probability `batch_size / n`, clips each gradient of half the squared error to `clip_norm`
     (L2, kernel and bias jointly), adds noise of standard deviation `noise_multiplier * clip_norm` to the sum, divides
-    by the expected batch size, adds `prox_weight * (weights - mean)`, and moves by `-learning_rate` times that. The
-    mean then moves by the unweighted average of the silos' movements.
+    by the expected batch size, adds `prox_weight * (weights - mean)`, and adds `-learning_rate` times the result to the
+    weights. The mean then moves by the unweighted average of the silos' movements.
     """
 
     name: str
@@ -224,33 +226,33 @@ class MrMtlWorkload:
 
     @property
     def repetitions(self) -> int:
-        """Rounds recorded by default."""
+        """Returns the default number of recorded rounds."""
         return 25
 
     @property
     def data_source(self) -> str:
-        """`School` where the real file is at hand and fits, `synthetic` otherwise."""
+        """Returns `School` if the real file exists and fits, otherwise `synthetic`."""
         return "School" if find_file(self.population) else "synthetic"
 
     @property
     def update_noise_std(self) -> float | None:
-        """None: the noise of a silo's steps mixes with its gradients."""
+        """Returns None, because the noise of a silo's steps mixes with the gradients."""
         return None
 
     def for_check(self) -> "MrMtlWorkload":
-        """The same work without chance: no noise, and every step on all of a silo's examples."""
+        """Returns the same work without randomness: no noise, and every step on all of a silo's examples."""
         return dataclasses.replace(self, noise_multiplier=0.0, full_batches=True)
 
     def silos(self) -> Silos:
-        """All silos: every one takes part in every round."""
+        """Returns all silos, which take part in every round."""
         return load_silos(self.population)
 
     def local_steps(self, num_examples: np.ndarray) -> np.ndarray:
-        """Steps of each silo in one round, int32."""
+        """Returns the number of steps of each silo in one round, int32."""
         return np.maximum(1, num_examples // self.batch_size).astype(np.int32)
 
     def sampling_rates(self, num_examples: np.ndarray) -> np.ndarray:
-        """The probability with which a step draws an example of each silo, float32; the expected batch is that x n."""
+        """Returns, for each silo, the probability with which a step draws an example, float32."""
         rates = np.ones(len(num_examples)) if self.full_batches else np.minimum(1, self.batch_size / num_examples)
         return rates.astype(np.float32)
 
@@ -265,10 +267,10 @@ WORKLOADS: Mapping[str, Any] = {
 
 
 def build_workload(name: str, clients_per_round: int | None = None, population: int | None = None) -> Any:
-    """A workload of `WORKLOADS`, of its default size or another.
+    """Returns a workload of `WORKLOADS`, in its default size or another size.
 
     Raises:
-        ValueError: More clients a round than there are, or a part of the silos where all take part (W3).
+        ValueError: There are more clients per round than the population has, or W3 has fewer silos per round than that.
     """
     workload = WORKLOADS[name]
     clients_per_round = clients_per_round or int(workload.clients_per_round)
@@ -278,5 +280,5 @@ def build_workload(name: str, clients_per_round: int | None = None, population: 
     if isinstance(workload, MrMtlWorkload) and clients_per_round != population:
         raise ValueError(f"{name}: all {population} silos take part in a round, not {clients_per_round}")
     if clients_per_round > population:
-        raise ValueError(f"{name}: {clients_per_round} clients a round of a population of {population}")
+        raise ValueError(f"{name}: {clients_per_round} clients per round, but a population of only {population}")
     return dataclasses.replace(workload, clients_per_round=clients_per_round, population=population)

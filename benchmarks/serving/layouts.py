@@ -1,7 +1,7 @@
-"""Builds what is exported, and measures how long one call of it takes.
+"""Builds models to export, and measures the time of one call of a loaded export.
 
-Exported is one network with a head for every client, in every layout, with weights drawn at random. Several loaded
-exports are called in turn, so that what disturbs one disturbs all.
+The models are one network with a head for every client, in every layout, with random weights. Loaded exports are called
+alternately, so that a disturbance affects all of them.
 """
 
 import time
@@ -23,10 +23,10 @@ LAYOUTS = (STACKED, HYPERNETWORK, CLUSTERS)
 
 
 def build_models(layout: str, num_clients: int, seed: int = 0) -> PersonalModels:
-    """Models of so many clients: a body of 49,536 shared values and heads of 1,290, in one of `LAYOUTS`.
+    """Builds models of `num_clients` clients: a body of 49,536 shared values and heads of 1,290, in one of `LAYOUTS`.
 
-    A client's own part is its head (`stacked`), one of 16 networks (`clusters`), or a descriptor of 32 values that a
-    hypernetwork makes its whole network from (`hypernetwork`).
+    A client's own part is a head (`stacked`), one of 16 networks (`clusters`), or a descriptor of 32 values from which
+    a hypernetwork makes the client's whole network (`hypernetwork`).
     """
     model = build_mlp((NUM_FEATURES,), NUM_CLASSES, HIDDEN_UNITS)
     random = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def build_models(layout: str, num_clients: int, seed: int = 0) -> PersonalModels
 
 
 def client_id(number: int) -> str:
-    """An id as long as a hashed one."""
+    """Returns an id of the same length as a hashed id."""
     return f"{number:032x}"
 
 
@@ -73,11 +73,11 @@ CALLS, WARM_UP_CALLS = 1500, 100
 
 
 def measure_latencies(servables: Mapping[str, tuple[Servable, int]], batch_size: int) -> dict[str, dict[str, float]]:
-    """Milliseconds of a call by name: `p50_ms` and `p99_ms`, of batches that mix clients drawn at random.
+    """Returns the milliseconds of a call by name, `p50_ms` and `p99_ms`; batches mix clients drawn at random.
 
     Args:
-      servables: by name, what is called and its number of clients.
-      batch_size: examples in a call, each of a client of its own.
+      servables: servable and its number of clients, by name.
+      batch_size: number of examples in a call, each from its own client.
     """
     random = np.random.default_rng(0)
     seconds: dict[str, list[float]] = {name: [] for name in servables}

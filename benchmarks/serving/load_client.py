@@ -1,4 +1,4 @@
-"""Run as a program: sends the same gRPC request over and over from several tasks; prints one line of JSON.
+"""Sends the same gRPC request repeatedly from several tasks, and prints one line of JSON; run as a program.
 
 python -m benchmarks.serving.load_client HOST:PORT MODEL CONCURRENT BATCH_SIZE SECONDS
 """
@@ -17,7 +17,7 @@ from benchmarks.serving.layouts import NUM_FEATURES, client_id
 
 
 async def send_requests(address: str, request: bytes, concurrent: int, seconds: float) -> list[float]:
-    """Seconds that each answered request took; raises on the first that fails."""
+    """Sends requests; returns the seconds of each answered request, and raises on the first request that fails."""
     taken: list[float] = []
     async with grpc.aio.insecure_channel(address) as channel:
         predict = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
@@ -35,7 +35,7 @@ async def send_requests(address: str, request: bytes, concurrent: int, seconds: 
 
 
 def main() -> None:
-    """Sends, prints requests per second and percentiles."""
+    """Sends requests, and prints requests per second and percentiles."""
     address, model_name = sys.argv[1:3]
     concurrent, batch_size, seconds = int(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
     request = predict_pb2.PredictRequest()  # pyright: ignore[reportAttributeAccessIssue]

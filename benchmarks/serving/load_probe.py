@@ -1,4 +1,4 @@
-"""Run as a program: loads one or several exports as the server does, and prints what that cost as one line of JSON.
+"""Loads one or several exports as the server does, and prints the cost as one line of JSON; run as a program.
 
 python -m benchmarks.serving.load_probe VERSION_FOLDER...
 """
@@ -17,8 +17,8 @@ CALLS, BATCH = 200, 64
 
 
 def main() -> None:
-    """Loads, calls, prints."""
-    # What a first session and a first graph need anyway is no cost of any model.
+    """Loads and calls the exports, and prints the cost."""
+    # The cost of a first session and a first graph is not a cost of the models.
     import tensorflow as tf
 
     with tf.Graph().as_default(), tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"GPU": 0})) as one:

@@ -1,11 +1,11 @@
-"""Exports, loads and calls personal models in every layout and several sizes, and the embedded server over the network.
+"""Measures exports, loads and calls of personal models by layout and size, and the embedded server over the network.
 
   make bench-serving            about 15 minutes on two cores
   python -m benchmarks.serving.run --small --output FILE
 
-Writes `benchmarks/results/serving.json`: rows of `layout, clients, export_s, load_s, rss_mb, p50_ms, p99_ms, disk_mb`
-(`load_s` and `rss_mb` beyond what a process with TensorFlow takes anyway; latencies of one example, those of 64 beside
-them), and what the server reaches. `per_client` is one SavedModel for each client.
+Writes `benchmarks/results/serving.json`: rows of `layout, clients, export_s, load_s, rss_mb, p50_ms, p99_ms, disk_mb`,
+and the server's figures. `load_s` and `rss_mb` leave out what any process with TensorFlow takes. The latencies are of
+one example; those of 64 examples are beside them. Layout `per_client` is one SavedModel for each client.
 """
 
 import argparse
@@ -41,7 +41,7 @@ SEPARATE_CLIENTS, SMALL_SEPARATE_CLIENTS = (10, 50), (3,)
 LOADS = 3
 MODEL_NAME = "bench"
 PER_CLIENT = "per_client"
-# Of the server: requests one after another, and from many tasks at a time.
+# Requests to the server at a time, seconds of one measurement, and number of measurements.
 CONCURRENT, SECONDS, REPETITIONS = 32, 4, 7
 BATCH_SIZE, CALLS = 64, 400
 _START_SECONDS = 60
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 def measure(folder: pathlib.Path, clients: tuple[int, ...], separate_clients: tuple[int, ...]) -> dict[str, Any]:
-    """All rows, and the server's figures on the largest stacked export."""
+    """Returns all rows, and the server's figures on the largest stacked export."""
     exports: dict[tuple[str, int], list[pathlib.Path]] = {}
     rows: list[Row] = []
     for layout, num_clients, separate in [
@@ -93,7 +93,7 @@ def _export(folder: pathlib.Path, layout: str, num_clients: int, *, separate: bo
 
 
 def _load_cost(versions: list[pathlib.Path]) -> Row:
-    """Medians over fresh processes; of many versions, which take long, from one."""
+    """Returns medians over fresh processes; for many versions, which take long, the figures of one process."""
     command = python_module("benchmarks.serving.load_probe", *map(str, versions))
     costs = [
         json.loads(subprocess.check_output(command, stderr=subprocess.DEVNULL))
@@ -103,21 +103,21 @@ def _load_cost(versions: list[pathlib.Path]) -> Row:
 
 
 def _add_latencies(rows: list[Row], exports: dict[tuple[str, int], list[pathlib.Path]]) -> None:
-    """Of all exports in one process and in turn; of separate models, the first."""
+    """Adds latencies to rows: calls all exports alternately in one process; calls only the first of separate models."""
     loaded = {key: load_servable(versions[0]) for key, versions in exports.items()}
     callable_ = {str(key): (servable, 1 if key[0] == PER_CLIENT else key[1]) for key, servable in loaded.items()}
     one, many = measure_latencies(callable_, 1), measure_latencies(callable_, 64)
     for row in rows:
         name = str((row["layout"], row["clients"]))
         batch = {f"batch_64_{key}": value for key, value in many[name].items()}
-        # A batch of separate models cannot mix clients: 64 examples of one.
+        # A batch for a separate model cannot mix clients: it has 64 examples of one client.
         row |= {**one[name], **batch, "mixes_clients": row["layout"] != PER_CLIENT}
 
 
 def measure_throughput(base_path: pathlib.Path, model_name: str) -> dict[str, Any]:
-    """Requests of one example a second from 32 at a time over gRPC, with batching and without.
+    """Returns the requests of one example per second over gRPC, 32 at a time, with and without batching: medians.
 
-    Both servers run all the time and are asked in turn, so that what disturbs one disturbs the other; medians.
+    Both servers run all the time and are asked alternately, so that a disturbance affects both.
     """
     rows: dict[str, list[dict[str, float]]] = {"batching": [], "no_batching": []}
     with (
@@ -144,9 +144,9 @@ def measure_throughput(base_path: pathlib.Path, model_name: str) -> dict[str, An
 
 
 def measure_protocols(base_path: pathlib.Path, model_name: str) -> dict[str, Any]:
-    """Milliseconds of a request of 64 examples of 64 floats, one after another: REST in rows and columns, and gRPC.
+    """Returns the milliseconds of one request of 64 examples of 64 floats: REST in rows, REST in columns, and gRPC.
 
-    Building the request and reading the answer are in it, on both sides.
+    The time includes building the request and reading the answer, on both sides.
     """
     random = np.random.default_rng(0)
     ids = [client_id(number) for number in range(BATCH_SIZE)]
@@ -177,7 +177,7 @@ def measure_protocols(base_path: pathlib.Path, model_name: str) -> dict[str, Any
 
 @contextlib.contextmanager
 def running_server(base_path: pathlib.Path, model_name: str, *options: str) -> Iterator[tuple[int, int]]:
-    """`tff-pdp serve` in a process of its own; yields its gRPC and REST ports."""
+    """Runs `tff-pdp serve` in a process of its own; yields the gRPC port and the REST port."""
     grpc_port, rest_port = _free_port(), _free_port()
     arguments = ("--model-base-path", str(base_path), "--model-name", model_name)
     ports = ("--grpc-port", str(grpc_port), "--rest-port", str(rest_port))
@@ -210,7 +210,7 @@ def _wait_until_open(process: subprocess.Popen, port: int) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as probe:
-            # Ports are taken before models are loaded; an answer comes only after.
+            # The server opens its ports before it loads models, and answers only afterwards.
             probe.settimeout(_START_SECONDS)
             probe.sendall(b"GET /v1/models/none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
             if probe.recv(1):
@@ -228,7 +228,7 @@ def _free_port() -> int:
 def main() -> None:
     """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="few clients, to try it out")
+    parser.add_argument("--small", action="store_true", help="few clients, to try the benchmark out")
     parser.add_argument("--output", type=pathlib.Path, metavar="FILE", default=OUTPUT, help=f"default {OUTPUT}")
     options = parser.parse_args()
     sizes = (SMALL_CLIENTS, SMALL_SEPARATE_CLIENTS) if options.small else (CLIENTS, SEPARATE_CLIENTS)

@@ -177,7 +177,7 @@ def test_weights_must_be_finite_and_noise_as_large_as_planned(run):
     )
     assert not rows
     assert errors["infinite"] == "its weights are not finite"
-    assert errors["quiet"] == "its noise is 0.004 a weight, not 0.005"
+    assert errors["quiet"] == "the noise of a weight has deviation 0.004, not 0.005"
 
 
 def test_the_contender_side_of_the_protocol(tmp_path):

@@ -71,7 +71,7 @@ def test_steps_and_rates_by_hand():
 
 
 def test_sizes_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="20 clients a round of a population of 10"):
+    with pytest.raises(ValueError, match="20 clients per round, but a population of only 10"):
         build_workload("W2", population=10)
     with pytest.raises(ValueError, match="all 139 silos"):
         build_workload("W3", clients_per_round=20, population=139)

@@ -1,4 +1,4 @@
-"""The Python of the project's own environment as a Bazel toolchain.
+"""Defines a Bazel toolchain from the Python of the project's own environment.
 
 TFF 0.87 cannot be installed by Bazel's pip rules (one of its pins has left PyPI), so the environment is made by
 `make setup` outside Bazel, and Bazel uses its interpreter.
@@ -31,7 +31,7 @@ def _local_python(context):
         workspace = context.path(Label("//:BUILD")).dirname
         interpreter = str(workspace.get_child(".venv").get_child("bin").get_child("python"))
     if not context.path(interpreter).exists:
-        fail("There is no Python at {}: make setup, or set TFF_PDP_PYTHON.".format(interpreter))
+        fail("There is no Python at {}: run make setup, or set TFF_PDP_PYTHON.".format(interpreter))
     context.file("BUILD", _BUILD.format(interpreter = interpreter))
 
 local_python = repository_rule(

@@ -1,11 +1,11 @@
-"""A real Flink cluster on this machine, to run Beam jobs on: `up`, `down`, `flags` to give to a job, and `jars`.
+"""Runs a real Flink cluster for Beam jobs on this machine: `up`, `down`, `flags` (prints a job's flags), and `jars`.
 
-A JobManager, two task managers and Beam's job server, each a JVM of its own; a task manager starts a Python worker (a
-process, `worker.py`) for every job. All of it lies under `build/flink`: jars, configuration, logs, pid files. Ports are
-five in a row, from the environment variable FLINK_PORT (default 18081).
+A JobManager, two task managers and Beam's job server are JVMs of their own; a task manager starts a Python worker (a
+process, `worker.py`) for every job. Jars, configuration, logs and pid files lie under `build/flink`. The servers use
+five consecutive ports from the environment variable FLINK_PORT on (default 18081).
 
-Flink listens on 127.0.0.1 only. Beam's servers (the job server's two ports, and those that a task manager opens for its
-worker) take no address and listen on every interface.
+Flink listens on 127.0.0.1 only. Beam's servers (the job server's two ports, and the ports that a task manager opens for
+its worker) take no address and listen on every interface.
 """
 
 import argparse
@@ -36,16 +36,16 @@ _SOURCE = Path(__file__).resolve().parent
 _PROJECT = _SOURCE.parents[1]
 _HOME = _PROJECT / "build" / "flink"
 # Beam's job server would send every jar on its class path with every job (150 MB, 15 seconds), though the cluster has
-# them. It leaves out those with "gradle/wrapper" in their paths (`PipelineResources.isStageable`) and nothing else.
+# them. It leaves out only jars with "gradle/wrapper" in their paths (`PipelineResources.isStageable`).
 _JARS = _HOME / "gradle" / "wrapper"
 
 
 class ClusterError(Exception):
-    """What stops the cluster, and what to do about it: one line for the user."""
+    """Error of the cluster; the message is one line for the user, with what to do."""
 
 
 class Ports(NamedTuple):
-    """Where the cluster's servers listen."""
+    """Ports on which the cluster's servers listen."""
 
     rest: int
     rpc: int
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def up() -> None:
-    """Starts the cluster, unless it is up and well, and prints the flags for jobs; what is left of another is ended.
+    """Starts the cluster, unless it is ready, and prints the flags for jobs; first ends the rest of an old cluster.
 
     Raises:
       ClusterError: Java or Maven is missing, a port is taken, or a process ended or was not ready in time.
@@ -91,7 +91,7 @@ def up() -> None:
 
 
 def down() -> None:
-    """Ends the cluster's processes, workers included; nothing happens where there are none.
+    """Ends the cluster's processes, workers included; does nothing if there are none.
 
     Raises:
       ClusterError: a process is still there after being killed.
@@ -111,14 +111,14 @@ def down() -> None:
 
 
 def flags() -> None:
-    """Prints the pipeline options that make a job run on the cluster, in one line.
+    """Prints, in one line, the pipeline options that make a job run on the cluster.
 
     Raises:
       ClusterError: the cluster is not up.
     """
     ports = _ports()
     if not _is_ready(ports):
-        raise ClusterError(f"no cluster is up on port {ports.rest}: make flink-up")
+        raise ClusterError(f"no cluster is up on port {ports.rest}; start it with make flink-up")
     options = (
         "--runner=PortableRunner",
         f"--job_endpoint={HOST}:{ports.jobs}",
@@ -131,7 +131,7 @@ def flags() -> None:
 
 
 def jars() -> None:
-    """Fetches the cluster's jars, unless they are there.
+    """Fetches the cluster's jars, unless they exist.
 
     Raises:
       ClusterError: Java or Maven is missing, or Maven cannot fetch them.
@@ -159,7 +159,7 @@ def _demand_programs() -> None:
 
 def _demand_free(port: int) -> None:
     with socket.socket() as probe:
-        # As the servers do: a port that a closed connection still lingers on is free.
+        # As the servers do: a port with only a lingering closed connection counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -170,7 +170,7 @@ def _demand_free(port: int) -> None:
 
 
 def _download_jars() -> None:
-    """Copies Flink's and Beam's jars into `_JARS`, unless those of this pom.xml are there."""
+    """Copies Flink's and Beam's jars into `_JARS`, unless the jars of this pom.xml are there."""
     stamp = _HOME / "jars.complete"
     wanted = hashlib.sha256((_SOURCE / "pom.xml").read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
@@ -217,7 +217,7 @@ def _start_all(ports: Ports) -> None:
     runtime = "org.apache.flink.runtime"
     _start("jobmanager", 512, [f"{runtime}.entrypoint.StandaloneSessionClusterEntrypoint", *conf])
     for number in range(1, TASK_MANAGERS + 1):
-        # Heap and direct memory are those of config.yaml.
+        # Heap and direct memory are as in config.yaml.
         arguments = [f"{runtime}.taskexecutor.TaskManagerRunner", *conf, "-D", f"taskmanager.resource-id=tm-{number}"]
         _start(f"taskmanager-{number}", 384, arguments, "-XX:MaxDirectMemorySize=256m")
     driver = ["org.apache.beam.runners.flink.FlinkJobServerDriver", "--flink-master", f"{HOST}:{ports.rest}"]
@@ -238,7 +238,7 @@ def _start(name: str, heap_megabytes: int, arguments: list, *options: str) -> No
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=_HOME,
-            # A group of its own, so that its workers end with it, and Ctrl-C in this terminal does not end it.
+            # In its own process group, its workers end with it, and Ctrl-C in this terminal does not end it.
             start_new_session=True,
         )
     (_HOME / f"{name}.pid").write_text(f"{process.pid} {_start_time(process.pid)}")
@@ -257,7 +257,7 @@ def _wait_until_ready(ports: Ports) -> None:
 
 
 def _is_ready(ports: Ports) -> bool:
-    """Whether the cluster of this folder, on these ports, has all its task managers and a job server."""
+    """Tells whether the cluster of this folder, on these ports, has all its task managers and a job server."""
     files = _pid_files()
     if len(files) != TASK_MANAGERS + 2 or not all(map(_is_running, files)):
         return False
@@ -275,13 +275,13 @@ def _pid_files() -> list[Path]:
 
 
 def _is_running(pid_file: Path) -> bool:
-    """Whether the process that the file names still runs; its number may have been given to another since."""
+    """Tells whether the process named in the file still runs; another process may have got its number since."""
     pid, start_time = pid_file.read_text().split()
     return _start_time(int(pid)) == start_time
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process started, in ticks since the machine did; None if there is none, or it has ended."""
+    """Returns the start of a process, in ticks since the machine's start; None if there is no such running process."""
     try:
         # The name in parentheses may hold spaces; after it, state is the first field and the time the twentieth.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -291,7 +291,7 @@ def _start_time(pid: int) -> str | None:
 
 
 def _group_exists(group: int) -> bool:
-    # One that this process started stays as a zombie until it is asked for.
+    # A child of this process stays as a zombie until the parent waits for it.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(group, os.WNOHANG)
     try:

@@ -1,7 +1,7 @@
-"""Replaces `boot` of Beam's container: a task manager starts it, and it becomes a Python SDK worker of that manager.
+"""Replaces `boot` of Beam's container: a task manager starts this program, which becomes a Python SDK worker.
 
-Beam ships its own only inside container images. Code is not fetched from the job server: workers run where the project
-is installed, so what the pipeline stages is left alone.
+Beam ships `boot` only inside container images. This program fetches no code from the job server and ignores the files
+that the pipeline stages, because workers run where the project is installed.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from google.protobuf import json_format
 
 
 def main() -> None:
-    """Asks the task manager for the pipeline's options, then works for it until it closes the connection."""
+    """Asks the task manager for the pipeline's options, then works until the task manager closes the connection."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--id", required=True)
     parser.add_argument("--provision_endpoint", required=True)

@@ -1,7 +1,7 @@
-"""FedJAX: its federated averaging, its loop over clients, its default shuffling; on the newest JAX.
+"""Runs FedJAX: its federated averaging, its loop over clients, its default shuffling; on the newest JAX.
 
-FedJAX 0.0.17 has no central DP: with a clip norm, its `for_each_client` and clipping do the clients' part, and the sum
-and the noise are ours.
+FedJAX 0.0.17 has no central DP: with a clip norm, FedJAX's `for_each_client` and clipping do the clients' part, and
+this module adds the sum and the noise.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.rounds import contender
 from benchmarks.rounds.workloads import FedAvgWorkload
 
-# FedJAX 0.0.17 still asks for the name that JAX has since moved.
+# FedJAX 0.0.17 still uses this name, which JAX has since moved.
 if not hasattr(jax, "tree_map"):
     jax.tree_map = jax.tree_util.tree_map
 
@@ -23,7 +23,7 @@ from fedjax.core import tree_util
 
 
 def build(workload: FedAvgWorkload) -> contender.Rounds:
-    """FedJAX's federated averaging, or a DP round built on its pieces."""
+    """Builds FedJAX's federated averaging, or a DP round from FedJAX's parts."""
     return _FedAvg(workload) if workload.clip_norm is None else _DpFedAvg(workload)
 
 
@@ -69,7 +69,7 @@ class _DpFedAvg(_Rounds):
 
     def run(self, prepared: Any) -> dict[str, np.ndarray]:
         clients = [(name, data.shuffle_repeat_batch(self._batches), key) for name, data, key in prepared]
-        # FedJAX's updates point downhill: old weights minus new.
+        # FedJAX's updates are old weights minus new weights.
         clipped = (
             tree_util.tree_clip_by_global_norm(update, self._workload.clip_norm)
             for _, update in self._train(self._weights, clients)

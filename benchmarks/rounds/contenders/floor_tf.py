@@ -1,6 +1,6 @@
-"""The floor: the same arithmetic in bare TensorFlow, with no federated framework around it.
+"""Runs the floor: the same arithmetic in bare TensorFlow, without a federated framework.
 
-No product: no engine, metrics, accounting or client selection. It says how fast a round could be on this machine.
+The floor has no engine, metrics, accounting or client selection. It shows how fast a round could be on this machine.
 """
 
 from typing import Any
@@ -14,10 +14,10 @@ from benchmarks.rounds.workloads import FedAvgWorkload, MrMtlWorkload
 
 
 def build(workload: Any) -> contender.Rounds:
-    """The fastest form known for each workload on CPU.
+    """Builds the fastest known form of each workload on CPU.
 
-    Stacking the clients pays for the MLP; for the CNN, whose convolutions would have other kernels for every client, a
-    loop over the clients is faster.
+    Stacked clients are faster for the MLP. A loop over the clients is faster for the CNN, whose convolutions would have
+    different kernels for every client.
     """
     if isinstance(workload, MrMtlWorkload):
         return _StackedSilos(workload)
@@ -55,7 +55,7 @@ class _FedAvg:
 
 
 class _StackedClients(_FedAvg):
-    """One graph per round, all clients at once."""
+    """Rounds with one graph per round, all clients at once."""
 
     def prepare(self, round_number: int) -> Any:
         clients = [self._workload.client_data(client) for client in self._workload.cohort(round_number)]
@@ -72,7 +72,7 @@ class _StackedClients(_FedAvg):
 
 
 class _LoopedClients(_FedAvg):
-    """One graph per client."""
+    """Rounds with one graph per client."""
 
     def prepare(self, round_number: int) -> Any:
         clients = [self._workload.client_data(client) for client in self._workload.cohort(round_number)]
@@ -95,7 +95,7 @@ class _LoopedClients(_FedAvg):
 
 
 class _StackedSilos:
-    """One graph per round, all silos at once, padded to the largest silo and the most steps."""
+    """Rounds with one graph per round, all silos at once, padded to the largest silo and the most steps."""
 
     def __init__(self, workload: MrMtlWorkload):
         self._workload = workload
@@ -106,7 +106,7 @@ class _StackedSilos:
         # The bias is the weight of a feature that is always 1.
         x = np.concatenate([silos.x, exists[..., np.newaxis].astype(np.float32)], axis=-1)
         self._x, self._y = tf.constant(x), tf.constant(silos.y)
-        # Half the squared error has the gradient residual * x: its norm is that of x, fixed, times |residual|.
+        # Half the squared error has the gradient residual * x; the gradient's norm is |residual| times the norm of x.
         self._x_norms = tf.constant(np.maximum(np.linalg.norm(x, axis=-1), 1e-12))
         # Padding is never drawn.
         self._rates = tf.constant(rates[:, np.newaxis] * exists)

@@ -1,4 +1,4 @@
-"""tff_pdp itself: the computations `compose` builds, on one of its engines."""
+"""Runs tff_pdp itself: the computations that `compose` builds, on one of its engines."""
 
 import collections
 import contextlib
@@ -41,7 +41,7 @@ def build_on(engine: str, **options: Any) -> Callable[[Any], contender.Rounds]:
 
 
 class _Rounds:
-    """What both workloads share: an engine installed for good, the server's state, and the run's key."""
+    """Base of both workloads' rounds: an engine that stays installed, the server's state, and the run's key."""
 
     def __init__(self, workload: Any, engine: Any, algorithm: Any, model: Any, estimator: Any, plan: Any = None):
         self._workload = workload
@@ -98,7 +98,7 @@ class _FedAvg(_Rounds):
 
 
 def _user_plan(workload: Any, size: int) -> UserPlan:
-    """Noise as the workload gives it, not calibrated to any budget."""
+    """Returns a plan with the workload's noise, which is not calibrated to any budget."""
     return UserPlan(
         unit="user",
         adjacency=Adjacency.ADD_OR_REMOVE_ONE,

@@ -1,7 +1,8 @@
-"""pfl: its federated averaging, simulated backend and central Gaussian mechanism, on PyTorch.
+"""Runs pfl: its federated averaging, simulated backend and central Gaussian mechanism, on PyTorch.
 
-PyTorch's default is a thread per core. They wait for each other by spinning: where anything else wants the cores, its
-rounds become 10 to 100 times longer. Hence a second contender with one thread, which only the CNN is slower on.
+PyTorch starts a thread for each core by default. The threads wait for each other by spinning: if other processes use
+the cores, rounds take 10 to 100 times longer. So there is a second contender with one thread; only the CNN is slower
+with one.
 """
 
 import os
@@ -29,7 +30,7 @@ _NEVER = 10**9
 
 
 def build(workload: FedAvgWorkload) -> contender.Rounds:
-    """pfl's federated averaging; with a clip norm, its Gaussian mechanism applied centrally, to the sum."""
+    """Builds pfl's federated averaging; with a clip norm, pfl's Gaussian mechanism noises the sum centrally."""
     return _Rounds(workload)
 
 
@@ -61,7 +62,7 @@ class _Rounds:
         return SimulatedBackend(federated, federated, self._postprocessors)
 
     def run(self, prepared: Any) -> dict[str, np.ndarray]:
-        # The algorithm keeps count of its iterations: asked for one more than it has done, it does one.
+        # The algorithm counts its iterations: when asked for one more than it has done, it does one.
         self._rounds_done += 1
         self._algorithm.run(
             NNAlgorithmParams(
@@ -79,7 +80,7 @@ class _Rounds:
 
 
 class _Classifier(torch.nn.Module):
-    """The workload's model in PyTorch's layout: channels first, kernels transposed."""
+    """Model of the workload in PyTorch's layout: channels first, kernels transposed."""
 
     def __init__(self, model: str, weights: Mapping[str, np.ndarray]):
         super().__init__()
@@ -90,7 +91,7 @@ class _Classifier(torch.nn.Module):
             self.register_parameter(attribute, torch.nn.Parameter(value))
 
     def forward(self, x: Any) -> Any:
-        """Logits `[batch, classes]`."""
+        """Returns the logits `[batch, classes]`."""
         functional = torch.nn.functional
         if self._is_cnn:
             x = functional.relu(functional.conv2d(x, self.conv_0_kernel, self.conv_0_bias))
@@ -100,16 +101,16 @@ class _Classifier(torch.nn.Module):
         return functional.linear(x, self.dense_1_kernel, self.dense_1_bias)
 
     def loss(self, x: Any, y: Any) -> Any:
-        """What pfl minimises: mean softmax cross-entropy."""
+        """Returns the loss that pfl minimises: mean softmax cross-entropy."""
         return torch.nn.functional.cross_entropy(self(x), y)
 
     def metrics(self, x: Any, y: Any) -> dict[str, Any]:
-        """Asked for in pfl's first iteration only, which is no recorded round."""
+        """Returns metrics; pfl asks only in its first iteration, which is not a recorded round."""
         with torch.no_grad():
             return {"loss": Weighted(self.loss(x, y).item() * len(y), len(y))}
 
     def as_numpy(self) -> dict[str, np.ndarray]:
-        """The weights in the workload's layout, copied."""
+        """Returns a copy of the weights in the workload's layout."""
         with torch.no_grad():
             values = {name: getattr(self, attribute).numpy() for attribute, name in self._kinds.items()}
             return {name: _from_torch(name, value, self._is_cnn).copy() for name, value in values.items()}
@@ -121,7 +122,7 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
 
 def _to_torch(name: str, value: np.ndarray, is_cnn: bool) -> np.ndarray:
     if name == "dense_0/kernel" and is_cnn:
-        # Flattened with its channels first, an image has its pixels in another order.
+        # An image flattened with channels first has its pixels in another order.
         return value.reshape(12, 12, 64, -1).transpose(3, 2, 0, 1).reshape(-1, 12 * 12 * 64)
     return value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
 

@@ -1,6 +1,6 @@
-"""TFF as it comes: `build_weighted_fed_avg` on tf.data clients, computed by the C++ worker in its wheel.
+"""Runs unchanged TFF: `build_weighted_fed_avg` on tf.data clients, computed by the C++ worker in TFF's wheel.
 
-Only the start of the worker is ours (`running_engine`): it adds a watch over the process, not a step to a round.
+Only the start of the worker is tff_pdp's (`running_engine`): it watches the process, and adds no step to a round.
 """
 
 import collections
@@ -17,7 +17,7 @@ from tff_pdp.engines.running import running_engine
 
 
 def build(workload: FedAvgWorkload) -> contender.Rounds:
-    """TFF's federated averaging; with a clip norm, its unweighted form under TFF's own Gaussian mechanism."""
+    """Builds TFF's federated averaging; with a clip norm, the unweighted form with TFF's own Gaussian mechanism."""
     return _Rounds(workload)
 
 
@@ -58,7 +58,7 @@ def _build_model(workload: FedAvgWorkload, initial_weights: tuple[np.ndarray, ..
 
     @tf.function
     def predict_on_batch(model_weights: Any, x: Any, training: bool) -> Any:
-        del training  # Neither model has a layer that would differ.
+        del training  # Neither model has a layer that depends on it.
         trainable, _ = model_weights
         return predict(workload.model, trainable, x)
 

@@ -141,8 +141,8 @@ def test_contacts_that_were_delivered_twice_are_told(tmp_path, caplog):
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines, *lines]))
     run(source, tmp_path / "again")
-    assert any("of the contacts repeat another one exactly" in message for message in caplog.messages)
-    assert any(f"{NETWORK}.csv: its last line has no end" in message for message in caplog.messages)
+    assert any("of the contacts repeat another contact exactly" in message for message in caplog.messages)
+    assert any(f"{NETWORK}.csv: the last line does not end" in message for message in caplog.messages)
 
 
 def test_same_row_twice_counts_once(tmp_path, expected):
@@ -275,7 +275,9 @@ def test_broken_promise_names_somebody(tmp_path):
     contacts = tuple(Contact(10, pid) for pid in range(11, 15))
     town = Town(people, (*contacts, *contacts))
     rule = {"kind": "promise", "max_degree": 3}
-    with pytest.raises(DataError, match=r"person 10 has met 4 people of its silo, and 3 are promised \(max_degree\)"):
+    with pytest.raises(
+        DataError, match=r"person 10 has met 4 people of the own silo, more than the promised max_degree 3"
+    ):
         rows_of(town, tmp_path, degree_bound=rule)
     # Other people count, not meetings, and only those of the own silo.
     rows_of(town, tmp_path, degree_bound={**rule, "max_degree": 4})

@@ -212,7 +212,7 @@ def test_leaf_json(prepare, tmp_path, label):
 def test_leaf_json_has_one_attribute_and_its_own_split(tmp_path):
     write_leaf(tmp_path / "all_data.json", {"7": {"000001.jpg": 0}})
     for option in ({"attribute": "Young"}, {"split": "by_image_partition"}):
-        with pytest.raises(ConfigError, match=r"has LEAF's JSON, whose labels are Smiling"):
+        with pytest.raises(ConfigError, match=r"has LEAF's JSON, which takes only attribute 'Smiling'"):
             read(tmp_path, **option)
     with pytest.raises(DataError, match="no folder img_align_celeba in it"):
         read(tmp_path)
@@ -245,7 +245,7 @@ def test_images_are_part_of_what_decides_the_dataset(tmp_path):
         ({"input_shape": [64]}, r"data.input_shape must be a list of 3, each a whole .* of at least 1, not \[64\]"),
         (
             {"input_shape": [8, 8, 4]},
-            r"data: input_shape must be \[height, width, 3\], or 1 for grey, not \[8, 8, 4\]",
+            r"data: input_shape must be \[height, width, 3 or 1\], not \[8, 8, 4\]",
         ),
         ({"num_classes": 62}, r"and 62; celeba has \[8, 8, 3\] and 2"),
     ],

@@ -62,7 +62,7 @@ def test_a_pickle_may_not_name_functions(tmp_path, monkeypatch):
     folder, _, _ = write_cifar10(tmp_path / "batches")
     batch, _ = cifar10_batch(0, 3)
     (folder / "data_batch_1").write_bytes(pickle.dumps({**batch, b"more": Dangerous()}, protocol=2))
-    with pytest.raises(DataError, match=r"data_batch_1: not a batch.*posix\.mkdir is not allowed"):
+    with pytest.raises(DataError, match=r"data_batch_1: not a batch.*posix\.mkdir, which is not allowed"):
         read_cifar10(str(folder))
     assert not Path("made_by_a_pickle").exists()
 
@@ -70,7 +70,7 @@ def test_a_pickle_may_not_name_functions(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({b"data": np.zeros((3, 3072), np.float32)}, "its data are not unsigned bytes"),
+        ({b"data": np.zeros((3, 3072), np.float32)}, "the array's data are not unsigned bytes"),
         ({b"data": np.zeros((3, 100), np.uint8)}, "cannot reshape array"),
         ({b"data": [1, 2]}, "has no attribute 'to_numpy'"),
         ({b"labels": [1, 2]}, "needs one label for each image"),

@@ -113,8 +113,8 @@ def test_counts_that_differ_are_left_to_validation(tmp_path):
     ("content", "message"),
     [
         (b"\xff" * 20, "not a tf.train.Example"),
-        (b"", "a tf.train.Example of nothing, without floats under 'pixels'"),
-        (example([], 1), "a tf.train.Example of label, pixels, without floats"),
+        (b"", "a tf.train.Example with nothing; it needs floats under 'pixels'"),
+        (example([], 1), "a tf.train.Example with label, pixels; it needs floats"),
         (example(np.ones(784), [1, 2]), "or one integer under 'label'"),
         (example(np.ones(784), []), "or one integer under 'label'"),
     ],
@@ -195,11 +195,13 @@ def test_the_older_form(tmp_path):
 
 def test_h5_files_that_are_damaged_or_something_else(tmp_path):
     good = (pixels(0)[np.newaxis], [1])
-    with pytest.raises(DataError, match=r"or a folder with one \*_train\.h5 and its \*_test\.h5; this has no \*_train"):
+    with pytest.raises(
+        DataError, match=r"or a folder with one \*_train\.h5 and its \*_test\.h5; this folder has no \*_train"
+    ):
         list_h5_files(tmp_path)
     train, test = (write_h5(tmp_path / f"a_{side}.h5", {"w": good}) for side in ("train", "test"))
     write_h5(test, {"v": good, "w": (pixels(0)[np.newaxis], [1, 2])})
-    with pytest.raises(DataError, match=r"a_test\.h5: client 'w': pixels of shape \(1, 28, 28\) do not go with"):
+    with pytest.raises(DataError, match=r"a_test\.h5: client 'w': pixels of shape \(1, 28, 28\) do not match"):
         list(read_h5_users(train))
     with h5py.File(test, "a") as file:
         del file["examples/v/label"]
@@ -213,7 +215,7 @@ def test_h5_files_that_are_damaged_or_something_else(tmp_path):
     with pytest.raises(DataError, match=r"a_train\.h5: not TFF's HDF5 format, truncated or damaged"):
         list(read_h5_users(train))
     write_h5(tmp_path / "b_train.h5", {"w": good})
-    with pytest.raises(DataError, match=r"this has a_train\.h5, b_train\.h5"):
+    with pytest.raises(DataError, match=r"this folder has a_train\.h5, b_train\.h5"):
         list_h5_files(tmp_path)
 
 

@@ -104,7 +104,7 @@ def test_how_many_days_were_observed_must_be_said(prepare, tmp_path):
         ({"outbreak": {"rate": 1}}, r"data: unknown key outbreak\.rate; "),
         ({"outbreak": {"observed_days": 0}}, r"data: outbreak\.observed_days must be a whole .* of at least 1, not 0"),
         ({"rows": {**ROWS, "slots": 3}}, r"unknown key data\.rows\.slots; did you mean num_slots\?"),
-        ({"rows": {**ROWS, "num_days": 20}}, r"data\.rows: num_days must leave room for window_days"),
+        ({"rows": {**ROWS, "num_days": 20}}, r"data\.rows: num_days must be at least window_days"),
         ({"rows": {**ROWS, "silo_by": "region"}}, r"data\.rows\.silo_by must be text like .*person.*, not 'region'"),
         ({"rows": {}}, r"missing key data\.rows\.degree_bound: a mapping whose kind is one of promise, public_groups"),
         ({"network": "ward"}, "network and metadata are for published contacts"),
@@ -124,7 +124,7 @@ def test_features_that_are_others(prepare, changes):
 
 def test_a_promise_that_does_not_hold(prepare):
     rows = {**ROWS, "degree_bound": {**BOUND, "max_degree": 1}}
-    with pytest.raises(DataError, match="1 are promised"):
+    with pytest.raises(DataError, match="promised max_degree 1"):
         prepare(**{**SIMULATED, "rows": rows})
 
 
@@ -173,5 +173,5 @@ def test_a_promise_that_was_edited_is_refused(prepare):
     assert promised_influence(manifest) == manifest.row_influence
     assert manifest.row_influence is not None and manifest.row_influence.num_rows == 2 * (2 * DEGREE + 1)
     for changed in (dataclasses.replace(manifest.row_influence, num_rows=1), None):
-        with pytest.raises(DataError, match="row_influence is not what rows of these parameters promise"):
+        with pytest.raises(DataError, match="row_influence is not the bound that"):
             promised_influence(dataclasses.replace(manifest, row_influence=changed))

@@ -142,5 +142,5 @@ def test_a_byte_order_mark_and_hidden_files_change_nothing(write_leaf, options, 
 def test_a_link_to_nothing_is_not_passed_over(write_leaf):
     folder = write_leaf(make_leaf({"a": make_user(0, 20)}), "a.json")
     (folder / "b.json").symlink_to(folder / "annex")
-    with pytest.raises(DataError, match=r"b\.json: a link to .*annex, which is not there; fetch the file"):
+    with pytest.raises(DataError, match=r"b\.json: a link to .*annex, which does not exist; fetch the file"):
         list_sources(folder)

@@ -39,13 +39,13 @@ def test_32_bit_integers(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (compressed(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(4)), "12 bytes, which is not what its header says"),
-        (compressed(struct.pack(">HBB", 0, 8, 3)), "4 bytes, which is not what its header says"),
+        (compressed(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(4)), "12 bytes, not the size that its header states"),
+        (compressed(struct.pack(">HBB", 0, 8, 3)), "4 bytes, not the size that its header states"),
         (
             compressed(struct.pack(">HBBI", 0, 13, 1, 1) + bytes(4)),
             "not an idx file of unsigned bytes or 32-bit",
         ),
-        (compressed(struct.pack(">HBBI", 0, 12, 1, 2) + bytes(7)), "15 bytes, which is not what its header says"),
+        (compressed(struct.pack(">HBBI", 0, 12, 1, 2) + bytes(7)), "15 bytes, not the size that its header states"),
         (compressed(b""), "not an idx file of .*: it begins with nothing"),
         (compressed(struct.pack(">HBBI", 0, 8, 1, 5) + bytes(5))[:-9], "truncated or damaged gzip file"),
         (b"plain", "truncated or damaged gzip file"),
@@ -61,7 +61,7 @@ def test_damaged_files(tmp_path, content, message):
 def test_files_that_are_missing_or_do_not_match(tmp_path):
     folder = write_mnist(tmp_path, train=12, test=3)
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.zeros(4))
-    with pytest.raises(DataError, match=r"t10k-images.*of shape \(3, 4, 4\) does not go with.*of shape \(4,\)"):
+    with pytest.raises(DataError, match=r"t10k-images.*of shape \(3, 4, 4\) does not match.*of shape \(4,\)"):
         read_mnist(folder)
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.array([1, 10, 3]))
     with pytest.raises(

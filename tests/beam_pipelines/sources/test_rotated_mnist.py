@@ -126,8 +126,8 @@ def test_share_of_the_masked_area():
         ({"mask_fraction": float("nan")}, "mask_fraction must be a number of at least 0 and at most 1, not nan"),
         ({"shrink": 0}, "shrink must be a whole number of at least 1, not 0"),
         ({"test_per_silo": -1}, "test_per_silo must be a whole number of at least 0, not -1"),
-        ({"train_per_silo": 4}, "8 silos with 4 train images each need 32, and there are 30"),
-        ({"test_per_silo": 2}, "8 silos with 2 test images each need 16, and there are 10"),
+        ({"train_per_silo": 4}, "8 silos with 4 train images each need 32 images, but there are 30"),
+        ({"test_per_silo": 2}, "8 silos with 2 test images each need 16 images, but there are 10"),
     ],
 )
 def test_options_out_of_range(change, message):

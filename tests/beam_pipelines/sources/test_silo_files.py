@@ -212,7 +212,7 @@ def test_damaged_npz(prepare, tmp_path):
     ("arrays", "message"),
     [
         ({"a/x": X[0]}, "silo 'a' needs both a/x and a/y"),
-        ({"x": X[0], "y": Y[0]}, r"unexpected array 'x\.npy'; name them <silo>/x"),
+        ({"x": X[0], "y": Y[0]}, r"unexpected array 'x\.npy'; allowed are <silo>/x"),
         ({"a/x": X[0], "a/y": Y[0], "a/z": Y[0]}, r"unexpected array 'a/z\.npy'"),
         ({"a/x": cells(1, 2), "a/y": Y[0]}, "Object arrays cannot be loaded"),
         ({}, "no silo in it"),
