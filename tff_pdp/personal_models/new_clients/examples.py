@@ -24,7 +24,7 @@ class NewClients:
       held_out: each client's examples for metrics, perhaps none.
       left_out: ids of clients without training examples, which cannot be fitted.
       row_influence: number of rows that one person can change, if examples are rows made of a contact graph.
-      dataset: client dataset that has the examples; None if a file has them.
+      dataset: client dataset that has the examples; None for examples from a file.
     """
 
     client_ids: Sequence[str]
