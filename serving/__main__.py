@@ -1,4 +1,4 @@
-"""The door to the commands on exports: `serving` or `python -m serving`; `tff-pdp` has the same."""
+"""Defines the program `serving` (or `python -m serving`): commands on exports, which `tff-pdp` has too."""
 
 import functools
 import sys

@@ -12,16 +12,16 @@ from tff_pdp.errors import ServingError
 from tff_pdp.files import naming, sync
 
 KEY_BYTES = 32
-# No client's id: those in exports have no line break.
+# Never a client's id: ids in exports have no line break.
 _FINGERPRINTED = b"fingerprint\n"
 
 
 class ClientIdHash:
     """Turns clients' ids into the ids of an export: HMAC-SHA256 under a secret key, 32 hex digits.
 
-    The same id has the same hash in every version, so callers may store hashes. Without the key nobody can tell from an
-    export who its clients are, nor try likely ids on it; with the key anybody can. A hash is a pseudonym: rows are
-    still personal data.
+    An id has the same hash in every version, so callers may store hashes. Without the key, nobody can tell from an
+    export who its clients are, or test whether a guessed id is among them; with the key, anybody can. A hash is a
+    pseudonym: rows are still personal data.
 
     Example:
       >>> ClientIdHash(bytes(32))("alice")
@@ -29,16 +29,16 @@ class ClientIdHash:
     """
 
     def __init__(self, key: bytes):
-        """Keeps the key; raises ServingError where it has not 32 bytes."""
+        """Keeps the key; raises ServingError unless the key has 32 bytes."""
         if len(key) != KEY_BYTES:
             raise ServingError(f"A key for client ids has {KEY_BYTES} bytes, not {len(key)}.")
         self._key = key
 
     def __call__(self, client_id: str) -> str:
-        """Hashes an id as exports and requests have it; an empty id, the global model's, stays empty.
+        """Returns the hash that exports and requests have for an id; the empty id (the global model) stays empty.
 
         Raises:
-          ServingError: the id is no valid Unicode.
+          ServingError: the id is not valid Unicode.
         """
         if not client_id:
             return client_id
@@ -46,7 +46,7 @@ class ClientIdHash:
 
     @property
     def fingerprint(self) -> str:
-        """Returns 32 hex digits that tell keys apart, and nothing else of a key."""
+        """Returns 32 hex digits that tell keys apart and reveal nothing else about a key."""
         return hmac.digest(self._key, _FINGERPRINTED, hashlib.sha256).hex()[:32]
 
     @classmethod
@@ -55,7 +55,7 @@ class ClientIdHash:
         try:
             text = path.read_text(encoding="ascii")
         except FileNotFoundError as error:
-            raise ServingError(f"{path} is missing: without this key the ids in an export cannot be told.") from error
+            raise ServingError(f"{path} is missing: the ids in an export are hashes under this key.") from error
         except (OSError, UnicodeDecodeError) as error:
             raise ServingError(f"{path} cannot be read as a key for client ids: {error}.") from error
         words = text.split()
@@ -63,16 +63,16 @@ class ClientIdHash:
             hashed = cls(bytes.fromhex(words[0]))
         except (ValueError, IndexError, ServingError) as error:
             raise ServingError(f"{path} does not hold a key for client ids; restore it.") from error
-        # The first version had the key alone.
+        # Files of the first version hold the key alone.
         if words[1:] not in ([], [hashed.fingerprint]):
             raise ServingError(f"{path} does not hold a key for client ids and its fingerprint; restore it.")
         return hashed
 
     @classmethod
     def load_or_create(cls, path: Path) -> "ClientIdHash":
-        """Reads the key or, without a file, makes one of the operating system's entropy, readable by its owner alone.
+        """Reads the key; without a file, first writes a key of the operating system's entropy, for its owner alone.
 
-        Processes that do so at the same moment all get the same key.
+        Processes that call this at the same moment all get the same key.
 
         Raises:
           ServingError: the file is damaged, or cannot be written.
@@ -86,7 +86,7 @@ class ClientIdHash:
 
 
 def encode_id(client_id: str) -> bytes:
-    """Encodes an id in UTF-8, as exports and requests hold it; raises ServingError where it is no valid Unicode."""
+    """Encodes an id in UTF-8, as exports and requests hold it; raises ServingError unless it is valid Unicode."""
     try:
         return client_id.encode()
     except UnicodeEncodeError as error:
@@ -94,18 +94,18 @@ def encode_id(client_id: str) -> bytes:
 
 
 def _create_key(path: Path) -> None:
-    """Writes a new key, unless another process was first; a reader sees the whole key or no file."""
+    """Writes a new key, unless another process wrote one first; a reader sees the whole key or no file."""
     # Readable by its owner alone from the first moment.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     staging = Path(name)
     try:
         with naming(path), os.fdopen(descriptor, "w", encoding="ascii") as file:
             key = secrets.token_bytes(KEY_BYTES)
-            # With the fingerprint, a key that was damaged is told from another.
+            # The fingerprint shows whether a key was damaged.
             file.write(f"{key.hex()}\n{ClientIdHash(key).fingerprint}\n")
-        # Ids that were given out must survive a power cut.
+        # The key of ids that were given out must survive a power cut.
         sync(staging)
-        # Unlike a renaming, a link never replaces another process's file.
+        # Unlike a rename, a link never replaces another process's file.
         with contextlib.suppress(FileExistsError):
             os.link(staging, path)
             sync(path.parent)

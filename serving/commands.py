@@ -1,6 +1,6 @@
 """Runs the commands on exports: serve, verify, hash clients' ids, write a kit for production, move labels.
 
-TensorFlow is imported by the commands that need it, when they run, and by the process that verifies.
+A command imports TensorFlow only if it needs TensorFlow, when it runs; `verify` leaves the import to another process.
 """
 
 import contextlib
@@ -18,24 +18,24 @@ from tff_pdp.settings import Count, CountOrZero, NotNegative, Positive
 
 
 class Serve(Command):
-    """Serve an export on this machine, speaking TensorFlow Serving's protocols.
+    """Serve an export on this machine, with TensorFlow Serving's protocols.
 
-    For development, tests and demonstrations: no password, no encryption. It answers as TensorFlow Serving, which is
-    for production; metrics for Prometheus are at /monitoring/prometheus/metrics of the REST port. Ctrl-C or SIGTERM
-    ends it once running requests are answered.
+    This server is for development, tests and demonstrations: it has no password and no encryption. It answers like
+    TensorFlow Serving, which is for production; metrics for Prometheus are at /monitoring/prometheus/metrics of the
+    REST port. Ctrl-C or SIGTERM ends the server once running requests are answered.
 
     Attributes:
       model_base_path: folder with numbered version folders.
-      model_config_file: several models: TensorFlow Serving's models.config, as text.
-      model_name: name in requests; default: the folder's name.
-      rest_port: 0 picks a free one.
-      grpc_port: 0 picks a free one.
-      host: address to listen on; the default is this machine only.
-      poll_seconds: how often to look for new versions; 0: only at the start.
-      batching_parameters_file: how waiting requests are merged; TensorFlow Serving's file.
-      batching: waiting requests are merged, or else each is run on its own.
-      max_bytes: largest request.
-      max_elements: most elements of a tensor in a gRPC request.
+      model_config_file: file that lists several models, in the text form of TensorFlow Serving's models.config.
+      model_name: model's name in requests; default: the folder's name.
+      rest_port: port of the REST API; 0 picks a free port.
+      grpc_port: port of the gRPC API; 0 picks a free port.
+      host: address to listen on; the default can be reached from this machine only.
+      poll_seconds: seconds from one look for new versions to the next; 0: look only at the start.
+      batching_parameters_file: TensorFlow Serving's file of parameters for merging waiting requests.
+      batching: merging of waiting requests; when it is off, each request is run on its own.
+      max_bytes: largest size of a request, in bytes.
+      max_elements: largest number of elements of a tensor in a gRPC request.
     """
 
     model_base_path: Path | None = None
@@ -62,7 +62,7 @@ class Serve(Command):
         if self.model_base_path:
             models = [ServedModel(self.model_name or self.model_base_path.resolve().name, self.model_base_path)]
         elif self.model_name or not self.model_config_file:
-            raise ServingError("--model-name goes with --model-base-path; --model-config-file names its models itself")
+            raise ServingError("--model-name goes with --model-base-path; the file of --model-config-file has its own")
         else:
             models = read_model_config_file(self.model_config_file)
         batching = BatchingOptions() if self.batching else None
@@ -72,15 +72,15 @@ class Serve(Command):
         server = EmbeddedServer(models, self.rest_port, self.grpc_port, self.host, self.poll_seconds, batching, limits)
         if not _is_loopback(self.host):
             print(
-                f"warning: --host {self.host} is not a loopback address: whoever reaches it can ask every model and "
-                "change which are served, without a password",
+                f"warning: --host {self.host} is not a loopback address: anyone who reaches it can ask every model and "
+                "change which models are served, without a password",
                 file=sys.stderr,
             )
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            # Whoever reads the banner may end the server in the same moment, before it waits.
+            # A reader of the banner may end the server in the same moment, before it waits.
             with server, contextlib.suppress(KeyboardInterrupt):
-                # What the start has made stays; looking through it took a tenth of the time of small requests.
+                # Objects of the start stay alive; their garbage collection took a tenth of the time of small requests.
                 gc.collect()
                 gc.freeze()
                 print(server.banner, flush=True)
@@ -93,17 +93,17 @@ class Serve(Command):
 class Verify(Reporting):
     """Check exports before they are served.
 
-    Checks an export without trusting it, and exits with 0 if it is fine, 1 if it is refused:
-      - plain files only, each as the manifest hashes it
-      - a graph of allowed ops that reads its own variables and assets and writes nothing
-      - in a process of its own: loading as TensorFlow Serving does, the stored warm-up requests, saved_model_cli
-    A SavedModel is a program: the checks find damage and well-known abuse, and are no reason to serve a stranger's
-    export.
+    Checks exports without trusting them, and exits with 0 if all pass, with 1 if one is refused. An export passes if:
+      - it has plain files only, each with the hash in the manifest
+      - its graph has allowed ops only, reads only its own variables and assets, and writes nothing
+      - a separate process loads it as TensorFlow Serving does and runs its warm-up requests and saved_model_cli
+    A SavedModel is a program: the checks find damage and well-known abuse, but do not make a stranger's export safe to
+    serve.
 
     Attributes:
-      directories: a version, or a folder of versions.
-      latest: of a folder of versions only the highest.
-      timeout: seconds for each export.
+      directories: folder of a version, or folder of versions.
+      latest: check only the highest version of each folder of versions.
+      timeout: seconds that each export may take.
     """
 
     directories: Annotated[tuple[Path, ...], Positional("DIR")]
@@ -111,7 +111,7 @@ class Verify(Reporting):
     timeout: Positive = 120.0
 
     def run(self) -> Outcome:
-        """Checks every export, and prints what was found of each."""
+        """Checks every export, and prints the findings."""
         from serving.verify.fresh_process import FreshProcess
         from serving.verify.verify import verify_export, versions_below
 
@@ -123,7 +123,7 @@ class Verify(Reporting):
                     verified = verify_export(export_dir, process)
                     result, text = verified.to_json(), verified.summary()
                 except ServingError as error:
-                    # TensorFlow's reasons go over many lines.
+                    # TensorFlow's messages have many lines.
                     reason = " ".join(str(error).split())
                     result = {"export_dir": str(export_dir), "refused": reason}
                     text = f"{export_dir}: REFUSED: {reason}"
@@ -136,12 +136,12 @@ class Verify(Reporting):
 class ClientId(Command):
     """Print the hashed ids that requests send.
 
-    An export holds keyed hashes instead of clients' ids; this prints what requests must send for an id. Keep the key as
-    secret as the ids: whoever has it can tell who is in an export.
+    An export holds keyed hashes instead of clients' ids; requests must send the hash of an id. Keep the key as secret
+    as the ids: with the key, anyone can tell who is in an export.
 
     Attributes:
-      ids: clients' ids as the clients' data have them.
-      key: the key that export wrote.
+      ids: clients' ids, as in the clients' data.
+      key: file of the key, which the command export wrote.
     """
 
     ids: Annotated[tuple[str, ...], Positional("ID")]
@@ -157,16 +157,16 @@ class ClientId(Command):
 class Deploy(Command):
     """Write the files that TensorFlow Serving needs in production.
 
-    These are models.config with every model that has a complete version, batching and monitoring parameters, a Compose
-    file, Kubernetes manifests, and a README with the commands.
+    The files are models.config with every model that has a complete version, batching and monitoring parameters, a
+    Compose file, Kubernetes manifests, and a README with the commands.
 
     Attributes:
-      paths: folder of versions, or of such folders.
-      output: where to write.
-      replace: replace a kit that is there.
-      model_name: of one model; by default the folder's name.
-      versions: of one model; default: newest.
-      label: of one model; may be repeated.
+      paths: folder of versions, or folder of such folders.
+      output: folder to write to.
+      replace: replace the kit that is in the folder.
+      model_name: model's name in requests, for a single model; default: the folder's name.
+      versions: versions to serve, for a single model; default: the newest.
+      label: label of a version, for a single model; may be repeated.
     """
 
     paths: Annotated[tuple[Path, ...], Positional("BASE_PATH")]
@@ -200,18 +200,18 @@ class Rollout(Command):
       %(prog)s runs/x/export/digits --model-name digits --stable 3 --canary 4 --address 127.0.0.1:8500
       %(prog)s runs/x/export/digits --model-name digits --promote --address 127.0.0.1:8500
       %(prog)s runs/x/export/digits --model-name digits --stable 3      # back to the old version
-    With an address, the server loads the versions first and moves the labels then; models.config is written last, and
-    where the server fails on the way it is sent the list of before again.
+    With --address, the server first loads the versions, and then moves the labels; models.config is written last. If
+    the server fails on the way, it is sent its previous list again.
 
     Attributes:
       base_path: folder of the model's versions.
-      model_name: name in requests.
-      stable: the version most requests ask for.
+      model_name: model's name in requests.
+      stable: version for the label stable, which most requests ask for.
       promote: make the canary stable.
-      canary: the version to try.
-      config: default: models.config in the folder of versions.
-      address: gRPC API of a running server.
-      timeout: seconds to load.
+      canary: version for the label canary, which few requests try.
+      config: file to change; default: models.config in the folder of versions.
+      address: address of a running server's gRPC API.
+      timeout: seconds that the server may take to load the versions.
     """
 
     base_path: Annotated[Path, Positional("BASE_PATH")]

@@ -22,7 +22,7 @@ HTTP_STATUS = {
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
 
-# By the number of a status, such as `tf.errors.OpError.error_code`.
+# Status codes by number, such as the number in `tf.errors.OpError.error_code`.
 CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -36,12 +36,12 @@ class RequestError(Exception):
 
     @property
     def http_status(self) -> int:
-        """Returns the HTTP status with which TensorFlow Serving answers for this code, 500 where it has none."""
+        """Returns the HTTP status that TensorFlow Serving sends for this code; 500 for codes without one."""
         return HTTP_STATUS.get(self.code, 500)
 
 
 def invalid_argument(message: str) -> RequestError:
-    """Builds the error of a request that is wrong in itself."""
+    """Builds the error INVALID_ARGUMENT, for a request that is wrong on any server."""
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 

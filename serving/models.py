@@ -17,19 +17,19 @@ STACKED, CLUSTERS, HYPERNETWORK = "stacked", "clusters", "hypernetwork"
 
 @dataclasses.dataclass(frozen=True)
 class PersonalModels:
-    """The models of all clients, and the global one for unknown clients.
+    """The models of all clients, and the global model for unknown clients.
 
-    Client number `i` owns row `rows[i]` of every stack; several clients may own the same row. Its model's weights are
-    `make_weights(shared, {name: stack[row]})`. Row 0 is the global model's.
+    Client number `i` owns row `rows[i]` of every stack; several clients may own the same row. The weights of a row's
+    model are `make_weights(shared, {name: stack[row]})`. Row 0 belongs to the global model.
 
     Attributes:
       model: the model that every client runs.
-      client_ids: the clients' ids as requests will give them, all different.
+      client_ids: ids of the clients in requests, all different.
       rows: int32 `[clients]`, the row of each client.
       shared: arrays that are held once, by name.
-      stacked: arrays `[rows, ...]` by name, a row for every model, the global one first.
-      make_weights: `(shared, own) -> weights of the model`, pure TensorFlow; None where the two together are all of the
-        weights, each name in one of them. A hypernetwork's is `(parameters, descriptor) -> weights`.
+      stacked: arrays `[rows, ...]` by name, a row for every model, the global model first.
+      make_weights: `(shared, own) -> weights of the model`, pure TensorFlow; None where `shared` and `stacked` together
+        name each weight once. For a hypernetwork, `(parameters, descriptor) -> weights`.
       layout: `stacked`, `clusters` (rows that several clients own) or `hypernetwork` (rows that weights are made from).
     """
 
@@ -61,7 +61,7 @@ class PersonalModels:
         return self.weights_of({name: stack[row] for name, stack in self.stacked.items()})
 
     def weights_of(self, own: Arrays) -> Weights:
-        """Returns the weights as `weights_of_row`, of a row that need not be in the stacks."""
+        """Returns the weights of a row that need not be in the stacks, as `weights_of_row` does."""
         if self.make_weights is None:
             return {**self.shared, **own}
         shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}

@@ -18,7 +18,7 @@ from tff_pdp.files import replace_text
 # TensorFlow Serving's message classes are built at run time, where a type checker cannot see them.
 # pyright: reportAttributeAccessIssue=false
 
-# The oldest server with every op of an export of this package's TensorFlow.
+# The oldest server that has every op in exports of this package's TensorFlow.
 DOCKER_IMAGE = "tensorflow/serving:2.14.1"
 # The models' folder inside the image.
 MODELS_DIRECTORY = "/models"
@@ -34,23 +34,23 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    """Serves so many of the newest versions, at least 1; with None, every version."""
+    """Serves the `num_versions` newest versions, at least 1; with None, every version."""
 
     num_versions: int | None
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns which of the versions found are to be served."""
+        """Returns the versions to serve, out of the versions found."""
         return set(sorted(versions)[-self.num_versions :] if self.num_versions else versions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Specific:
-    """Serves the versions named, and no others."""
+    """Serves the named versions, and no others."""
 
     versions: tuple[int, ...]
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns as `Latest.choose`."""
+        """Returns the versions to serve, as `Latest.choose` does."""
         return set(versions) & set(self.versions)
 
 
@@ -62,7 +62,7 @@ class ServedModel:
     """One model to serve.
 
     Attributes:
-      name: the name requests use.
+      name: model's name in requests.
       base_path: folder whose all-digit children are the versions.
       policy: chooses the versions to serve.
       labels: version numbers by label.
@@ -93,7 +93,7 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
 def from_proto(config: model_server_config_pb2.ModelServerConfig) -> list[ServedModel]:
     """Reads a list of models, with the checks and messages of TensorFlow Serving.
 
-    Stricter in one way: names must be able to stand in a URL, and folders must be on this machine.
+    Two checks are stricter: names must be valid in a URL, and folders must be on this machine.
 
     Raises:
       RequestError: INVALID_ARGUMENT for the first entry that is wrong.
@@ -167,7 +167,7 @@ def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
 
 
 def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
-    """Converts a list of models to a message, as `ReloadConfigRequest` has it."""
+    """Converts a list of models to the message that `ReloadConfigRequest` holds."""
     config = model_server_config_pb2.ModelServerConfig()
     for model in models:
         entry = config.model_config_list.config.add(
@@ -187,7 +187,7 @@ def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServ
 
 
 def owner(path: Path) -> str:
-    """Returns a folder's user and group as containers take them; nobody's where the folder is root's."""
+    """Returns a folder's owner as `user:group` in numbers, for containers; if the owner is root, nobody's numbers."""
     stat = path.stat()
     return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{NOBODY}:{NOBODY}"
 

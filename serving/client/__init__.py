@@ -1,8 +1,8 @@
-"""Clients of both protocols.
+"""Clients for gRPC and REST.
 
 answers: what clients return
 calls: deadline, retries, time-outs of whole answers
-model_client: the interface of both
+model_client: the interface of both clients
 grpc_client: over gRPC
 rest_client: over REST, without TensorFlow
 """

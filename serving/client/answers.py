@@ -11,7 +11,7 @@ SIGNATURE_FIELD = "signature_def"
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The answer for a batch.
+    """The answer of `predict` for a batch.
 
     Attributes:
       answers: float32, probabilities `[n, num_classes]`, or a regression's values `[n]`.
@@ -42,10 +42,10 @@ class VersionState:
     """One version that a server has seen.
 
     Attributes:
-      version: its number.
+      version: number of the version.
       state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
       error_code: `OK`, or the gRPC code of the error that ended the version.
-      error_message: that of the error, or empty.
+      error_message: message of this error, or empty.
     """
 
     version: int
@@ -64,8 +64,8 @@ class TensorDescription:
     """An input or output of a signature.
 
     Attributes:
-      dtype: as TensorFlow's protos name it, such as `DT_FLOAT`.
-      shape: the dimensions, None for an open one; None altogether where the rank is open.
+      dtype: name of the dtype in TensorFlow's protos, such as `DT_FLOAT`.
+      shape: size of each dimension, None for an open size; only None where the rank is open.
     """
 
     dtype: str
@@ -91,7 +91,7 @@ class ModelMetadata:
 
 
 def answers_name(outputs: Collection[str]) -> str:
-    """Returns the name of the answers among the outputs of `predict`: a regression's, or else a classifier's."""
+    """Returns the name of the answers among the outputs of `predict`: of a regression, or else of a classifier."""
     return "values" if "values" in outputs else "probabilities"
 
 
@@ -106,7 +106,7 @@ def version_states(document: Mapping[str, Any]) -> list[VersionState]:
 
 
 def metadata(document: Mapping[str, Any]) -> ModelMetadata:
-    """Reads the JSON form of a `GetModelMetadataResponse`; errors as of `version_states`."""
+    """Reads the JSON form of a `GetModelMetadataResponse`; errors as in `version_states`."""
     spec = document["model_spec"]
     signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
     read = {

@@ -1,6 +1,6 @@
-"""Makes one call over an unreliable network: how it fails, its deadline, and when it is tried again.
+"""Makes one call over an unreliable network: its errors, its deadline and its retries.
 
-Over HTTP, a time-out is for a whole answer, head and body, not for each of its reads.
+Over HTTP, a time-out holds for the whole answer, head and body, not for each read.
 """
 
 import functools
@@ -29,7 +29,7 @@ class ServerError(ServingError):
     Attributes:
       address: the server's `host:port`, or the URL.
       code: gRPC's name of the status, such as `NOT_FOUND`, or over REST the HTTP status, such as `404`.
-      message: that of the server.
+      message: message of the server.
     """
 
     def __init__(self, address: str, code: str, message: str):
@@ -40,7 +40,7 @@ class ServerError(ServingError):
 
 
 class UnavailableError(ServerError):
-    """Nobody answered, or the server is unavailable at the moment. The one failure that is tried again."""
+    """Nobody answered, or the server is unavailable at the moment. Only after this error is a call tried again."""
 
     def __init__(self, address: str, code: str, message: str):
         super().__init__(address, code, message)
@@ -48,15 +48,15 @@ class UnavailableError(ServerError):
 
 
 class Deadline:
-    """The end of one call, its retries and parts included."""
+    """The time limit of one call, retries and parts included."""
 
     def __init__(self, seconds: float):
-        """Starts now."""
+        """Starts the time."""
         self._seconds = seconds
         self._end = time.monotonic() + seconds
 
     def remaining(self, address: str) -> float:
-        """Returns the seconds left, above 0; raises ServerError where none are."""
+        """Returns the seconds left, above 0; raises ServerError if the time is over."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise self.error(address)
@@ -70,20 +70,20 @@ class Deadline:
 def call_with_retries(
     attempt: Callable[[float], Answer], address: str, deadline: Deadline, max_attempts: int
 ) -> Answer:
-    """Calls `attempt` until it answers, fails for good, or the attempts or the time are used up.
+    """Calls `attempt` until it returns or fails for good, or the attempts or the time are used up.
 
-    Pauses double from one attempt to the next and are drawn from the upper half of their length, so that clients that
-    failed together do not return together.
+    The longest pause doubles from one attempt to the next. A pause is drawn between half of the longest pause and all
+    of it, so that clients that failed together do not return together.
 
     Args:
-      attempt: makes one attempt within the seconds given; raises `UnavailableError` where another may help.
-      address: the server, for messages.
-      deadline: of all attempts together.
-      max_attempts: at least 1.
+      attempt: makes one attempt within the given seconds; raises `UnavailableError` if another attempt may help.
+      address: address of the server, for messages.
+      deadline: time limit of all attempts together.
+      max_attempts: largest number of attempts, at least 1.
 
     Raises:
       UnavailableError: no attempt was answered.
-      ServerError: the deadline passed, or whatever else `attempt` raises.
+      ServerError: the deadline passed, or an attempt failed for good.
     """
     longest = FIRST_PAUSE_SECONDS
     for attempts_left in reversed(range(max_attempts)):
@@ -99,10 +99,10 @@ def call_with_retries(
 
 
 def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
-    """Builds a pool whose calls keep to `urllib3.Timeout(total=...)` however slowly an answer trickles in.
+    """Builds a pool of connections that keep to `urllib3.Timeout(total=...)`, however slowly an answer arrives.
 
-    At most `max_kept` connections are kept open between calls. Raises LocationParseError or ValueError for a malformed
-    URL of scheme, host and port.
+    At most `max_kept` connections are kept open between calls. `url` has scheme, host and port; if it is malformed,
+    LocationParseError or ValueError is raised.
     """
     pool = urllib3.connection_from_url(url, maxsize=max_kept)
     connection = _TimedHTTPSConnection if pool.scheme == "https" else _TimedHTTPConnection

@@ -21,7 +21,7 @@ Client = TypeVar("Client", bound="ModelClient")
 
 
 class Version(TypedDict, total=False):
-    """The version to ask, by number or by label; by default the newest."""
+    """The version to ask, by number or by label; by default the newest version."""
 
     version: int | None
     label: str | None
@@ -47,23 +47,23 @@ class Batch:
 class ModelClient(abc.ABC, Generic[Payload]):
     """Asks personalised models of this package, on the embedded server or TensorFlow Serving.
 
-    Safe to use from many threads. Close it, or use it as a context manager.
+    A client is safe to use from many threads. Close it, or use it as a context manager.
 
     A batch above `max_batch_size` or `max_message_bytes` is sent in parts, one after another, and the answers are
-    joined in order. While one version replaces another, parts may get answers of different ones: name a version where
-    that matters.
+    joined in order. While one version replaces another, parts may get answers of different versions: name a version
+    where that matters.
 
-    A call that finds no server, loses the connection before an answer or is told to come back (`UNAVAILABLE`) is tried
-    again, as long as its deadline allows; no other error is.
+    A call that finds no server, loses the connection before an answer or gets the error `UNAVAILABLE` is tried again
+    until its deadline; a call with any other error is not.
 
     Attributes:
       address: `host:port`; for REST also a URL such as `https://models.example.org`. Nothing connects before a call.
-      timeout_seconds: how long one call may take, retries and parts included.
-      client_id_hash: turns ids into those of the export, usually a `serving.client_ids.ClientIdHash`; None where
-        callers pass the export's own.
-      max_batch_size: most examples in one request.
-      max_message_bytes: largest request sent and largest answer accepted.
-      max_attempts: how often one request is sent at most.
+      timeout_seconds: time limit of one call, retries and parts included.
+      client_id_hash: function from clients' ids to ids in the export, usually a `serving.client_ids.ClientIdHash`; None
+        where callers pass ids in the export.
+      max_batch_size: largest number of examples in one request.
+      max_message_bytes: largest size of a request and of an answer, in bytes.
+      max_attempts: largest number of times that one request is sent.
 
     Raises:
       ServingError: a limit is not positive.
@@ -87,15 +87,15 @@ class ModelClient(abc.ABC, Generic[Payload]):
         """Predicts each example with the weights of its client.
 
         Args:
-          model_name: the name the model is served under.
-          client_ids: one id for each example; an empty one asks for the global model.
-          x: float32 `[n, *input_shape]`.
-          **version: the version to ask, `version=3` or `label="stable"`; by default the newest.
+          model_name: model's name in requests.
+          client_ids: one id for each example; an empty id asks for the global model.
+          x: examples, float32 `[n, *input_shape]`.
+          **version: version to ask, `version=3` or `label="stable"`; by default the newest version.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the request.
-          ServingError: the batch is empty, has another number of ids than of examples, an id that is not valid
-            Unicode, or an example that is larger than a message may be.
+          ServingError: the batch is empty or has not one id for each example, an id is not valid Unicode, or an example
+            does not fit into the largest message.
         """
         batch = self._batch(client_ids, "x", _numbers(x))
         return Prediction(*self._joined(PREDICT, ModelSpec(model_name, **version), "", batch))
@@ -103,7 +103,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def predict_images(
         self, model_name: str, client_ids: Sequence[str], images: Sequence[bytes], **version: Unpack[Version]
     ) -> Prediction:
-        """Predicts images, the bytes of PNG or JPEG files, for a model of images; otherwise as `predict`."""
+        """Predicts images, given as bytes of PNG or JPEG files, for a model of images; otherwise like `predict`."""
         if not all(isinstance(image, bytes) for image in images):
             raise ServingError("Images are the bytes of image files; pass arrays of pixels to predict.")
         batch = self._batch(client_ids, "image_bytes", images)
@@ -112,20 +112,20 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def classify(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Classification:
-        """Classifies each example, sent as `tf.Example`; arguments and errors as of `predict`."""
+        """Classifies each example, sent as `tf.Example`; arguments and errors as in `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
         return Classification(*self._joined(CLASSIFY, ModelSpec(model_name, **version), CLASSIFY, batch))
 
     def regress(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Regression:
-        """Predicts the value of each example, sent as `tf.Example`; arguments and errors as of `predict`."""
+        """Predicts the value of each example, sent as `tf.Example`; arguments and errors as in `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
         return Regression(*self._joined(REGRESS, ModelSpec(model_name, **version), REGRESS, batch))
 
     @abc.abstractmethod
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks for the states of all versions that the server has seen, or of one. Servers ignore labels here.
+        """Asks for the states of all versions that the server has seen, or of one version.
 
         Raises:
           ServerError: the server cannot be reached in time or does not know the model or version.
@@ -133,7 +133,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     @abc.abstractmethod
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks for the signatures of the newest version, or of one.
+        """Asks for the signatures of the newest version, or of the version named.
 
         Raises:
           ServerError: the server cannot be reached in time or has not loaded the model or version.
@@ -145,7 +145,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     @abc.abstractmethod
     def _encode(self, method: str, spec: ModelSpec, signature_name: str, batch: Batch) -> tuple[Payload, int]:
-        """Makes one request of a batch, and tells its size in bytes."""
+        """Returns the request for a batch, and the size of the request in bytes."""
 
     @abc.abstractmethod
     def _call(self, method: str, spec: ModelSpec, payload: Payload, deadline: Deadline) -> tuple[np.ndarray, ...]:
@@ -162,7 +162,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
             raise ServingError(
                 f"{len(client_ids)} client ids for {number} examples: send one for each, and at least one example."
             )
-        # Refuses invalid Unicode, at which both protocols fail in ways of their own.
+        # Refuses invalid Unicode, for which each protocol has errors of its own.
         for client_id in client_ids:
             encode_id(client_id)
         ids = client_ids if self.client_id_hash is None else [self.client_id_hash(one) for one in client_ids]

@@ -49,7 +49,7 @@ def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
     """Reads the arrays in the answer to `request`, as `ModelClient._call` returns them.
 
     Raises:
-      KeyError, TypeError, ValueError: the document is no answer of a personal model.
+      KeyError, TypeError, ValueError: the document is not the answer of a personal model.
     """
     if method == PREDICT:
         outputs = document["outputs"]
@@ -63,7 +63,7 @@ def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
 
 
 def error_message(body: bytes) -> str:
-    """Returns the message of an error, in JSON or, from other servers, as text."""
+    """Returns the message in the body of an error, which is JSON or, from other servers, text."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -83,7 +83,7 @@ def _dumps(document: Mapping[str, Any], values: Any) -> bytes:
     return json.dumps(document, default=np.ndarray.tolist).encode()
 
 
-# Connections that are kept open between calls; more threads than this open further ones for a moment.
+# Number of connections that are kept open between calls; further threads open a connection for each call.
 _KEPT_CONNECTIONS = 64
 _READ_BYTES = 2**18
 _HEADERS = {"Content-Type": "application/json"}
@@ -94,7 +94,7 @@ _SERVICE_UNAVAILABLE = 503
 class RestClient(ModelClient[bytes]):
     """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
 
-    A call that opens a connection may take twice its deadline, where the host's name or addresses do not answer.
+    A call that opens a connection may take twice its time limit, if the host's name or addresses do not answer.
 
     Raises:
       ServingError: a limit is not positive, or the address is malformed.
@@ -110,11 +110,11 @@ class RestClient(ModelClient[bytes]):
             raise ServingError(f"{self.address} is no address of a REST API: use host:port or a URL.") from error
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks as `ModelClient.status`."""
+        """Asks for states, as `ModelClient.status` does."""
         return self._get(ModelSpec(model_name, version), "", answers.version_states)
 
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks as `ModelClient.metadata`."""
+        """Asks for signatures, as `ModelClient.metadata` does."""
         return self._get(ModelSpec(model_name, **version), "/metadata", answers.metadata)
 
     def close(self) -> None:
@@ -203,9 +203,9 @@ class RestClient(ModelClient[bytes]):
 
 
 def _not_answered(url: str, error: ProtocolError) -> ServingError:
-    """Builds the error of a request that was sent and got no answer of HTTP."""
+    """Builds the error of a request that was sent and got no HTTP answer."""
     reason = error.args[-1]
-    # A server that hung up may answer next time; anything else would come again.
+    # A server that hung up may answer next time; any other failure would recur.
     if isinstance(reason, ConnectionError):
         return UnavailableError(url, UNAVAILABLE, str(error))
     if isinstance(reason, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""Works out the right answers of an export: the model's own in this process, for every signature."""
+"""Computes the right answers of an export with the model itself, in this process, for every signature."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ _MAX_BATCH, _MAX_BATCH_BYTES = 64, 1 << 28
 
 
 def examples_for(model: Model) -> np.ndarray:
-    """Returns examples that are nobody's, float32 `[n, *input_shape]`: draws uniform in `[0, 1)`."""
+    """Returns examples of no client, float32 `[n, *input_shape]`: uniform draws in `[0, 1)`."""
     return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
 
 
@@ -40,14 +40,14 @@ def default_references(models: PersonalModels) -> dict[str, Arrays]:
 def build_expectations(
     models: PersonalModels, examples: np.ndarray, references: Mapping[str, Arrays]
 ) -> list[Expectation]:
-    """Returns requests to every signature that mix the references' clients, and the right answers.
+    """Returns requests to every signature, which mix the clients of `references`, and their right answers.
 
-    Each client with reference weights ("" for the global model) is asked about all examples, float32
-    `[n, *input_shape]`.
+    `examples` is float32 `[n, *input_shape]`; `references` has weights by client id ("" for the global model). The
+    requests have each example for each of these clients.
     """
     model = models.model
     with tf.device("/CPU:0"):
-        # Where exports are loaded; accelerators may round matrix products further off than the tolerance.
+        # Exports are loaded on the CPU; accelerators may round matrix products by more than the tolerance.
         answers = {client_id: _answers(model, weights, examples) for client_id, weights in references.items()}
     asked, size = list(itertools.product(range(len(examples)), references)), _batch_size(models)
     first, *others = (asked[start : start + size] for start in range(0, len(asked), size))
@@ -56,7 +56,7 @@ def build_expectations(
         x = np.stack([examples[number] for number, _ in batch])
         right = np.stack([answers[client_id][number] for number, client_id in batch])
         client_ids = [client_id for _, client_id in batch]
-        # All signatures call one function, so further batches need not go through each.
+        # All signatures call one function, so further batches need not go through each signature.
         for signature_name in layout.PREDICT_SIGNATURES if batch is first else layout.PREDICT_SIGNATURES[:1]:
             inputs = {"client_id": np.array(client_ids, object), "x": x}
             expected.append(Expectation(signature_name, inputs, _predicted(model, client_ids, right)))
@@ -68,10 +68,10 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns a published version's answers for the global model, by the id "", and for some clients, by theirs.
+    """Returns a published version's answers for the global model (id "") and for some clients, by id.
 
-    A version made from the published one must answer the same, and so must the model as it is now: an export has the
-    graph of its time, and a change of the program or its configuration since would change every client's answers.
+    A version made from the published one must give the same answers, and so must the model as it is now: an export has
+    the graph of its time, and a later change of program or configuration would change every client's answers.
 
     Raises:
       ServingError: the version does not load, or answers differently from `models`, which were read from it.
@@ -118,7 +118,7 @@ def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, ri
 
 
 def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Expectation:
-    """Returns a request with one image that is nobody's, for some clients."""
+    """Returns a request with one image of no client, for some clients."""
     pixels = np.random.default_rng(1).integers(0, 256, model.input_shape, np.uint8)
     content = tf.io.encode_png(pixels).numpy()
     client_ids = list(references)[: min(size, NUM_EXAMPLES)]

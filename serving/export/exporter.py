@@ -39,27 +39,27 @@ def export_models(
     | signature | takes | returns |
     |---|---|---|
     | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized` bool `[n]` |
-    | `predict_images`, of images | `client_id`, `image_bytes` string `[n]` | the same |
-    | `classify` | `inputs` string `[n]`: `tf.Example`s of these | `classes` string, `scores` `[n, num_classes]` |
-    | `regress` | as `classify` | `outputs` float32 `[n]` |
+    | `predict_images`, for images | `client_id`, `image_bytes` string `[n]` | the same |
+    | `classify` | `inputs` string `[n]`: `tf.Example`s of the above | `classes` string, `scores` `[n, num_classes]` |
+    | `regress` | the same as `classify` | `outputs` float32 `[n]` |
 
-    `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `probabilities` float32 `[n, num_classes]`, `values`,
-    of a regression, float32 `[n]`. A batch may mix clients; the global model answers an unknown or empty id.
+    `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `probabilities` float32 `[n, num_classes]`; `values`
+    (of a regression) is float32 `[n]`. A batch may mix clients; the global model answers an unknown or empty id.
 
     The export holds client ids as they are given and weights fitted to single clients: both are personal data. Pass
     keyed hashes as ids unless the ids may be published.
 
     Args:
-      held: directory of all versions of the model, as `versions.hold` gives it.
-      models: the models to serve.
-      model_name: the name under which they will be served.
+      held: directory of all versions of the model, held by `versions.hold`.
+      models: models to serve.
+      model_name: model's name in requests.
       privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
       model_card: JSON values, stored as `assets.extra/model_card.json`.
       process: the process that verifies.
-      references: all weights of some clients, by id ("" for the global model), worked out independently of `models`:
-        the export must answer random examples like `model.predict` with these. By default those of `models`, for 32
-        clients.
-      further_expectations: further requests and answers, such as those of the version before.
+      references: all weights of some clients, by id ("" for the global model), computed independently of `models`: the
+        export must answer random examples like `model.predict` with these weights. By default the weights of 32
+        clients in `models`.
+      further_expectations: further requests and their right answers, such as answers of the previous version.
 
     Returns:
       The published directory, `<held>/<version>`.
@@ -128,7 +128,7 @@ def publish(
 
 def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
     """Writes the SavedModel, and returns the descriptions of its signatures."""
-    # TensorFlow names the table after this path, so it must be unique and say nothing about this machine.
+    # TensorFlow names the table after this path, so the path must be unique and say nothing about this machine.
     with tempfile.TemporaryDirectory() as scratch:
         vocabulary = Path(scratch) / Path(layout.VOCABULARY_FILE).name
         with naming(vocabulary):
@@ -142,12 +142,12 @@ def _write_saved_model(staging: Path, models: PersonalModels) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _naming_disk_of(staging: Path) -> Iterator[None]:
-    """Makes errors of a full disk name the folder, TensorFlow's among them."""
+    """Makes errors of a full disk, also those of TensorFlow, name the folder."""
     try:
         with naming(staging):
             yield
     except tf.errors.ResourceExhaustedError as error:
-        # Memory that is used up is of the same kind.
+        # TensorFlow raises the same error when memory is used up.
         if os.strerror(errno.ENOSPC) not in str(error):
             raise
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(staging)) from None

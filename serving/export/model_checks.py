@@ -12,10 +12,10 @@ from serving.models import CLUSTERS, GLOBAL_ROW, HYPERNETWORK, STACKED, Arrays, 
 from tff_pdp.errors import ServingError
 from tff_pdp.models.base import Model
 
-# The graph and the other small files, and a loaded graph with its session: with TensorFlow 2.14, 90 to 230 KB and 5 to
-# 11 MB of a small perceptron and a small convolutional network; large ones have more.
+# Bytes of the graph and the other small files, and of a loaded graph with its session. With TensorFlow 2.14, a small
+# perceptron and a small convolutional network have 90 to 230 KB and 5 to 11 MB; large ones have more.
 GRAPH_BYTES, LOADED_GRAPH_BYTES = 100_000, 10_000_000
-# An entry of the table of ids in memory, beside the id itself: 77 bytes, of a million.
+# Bytes of an entry of the table of ids in memory, besides the id itself: 77 in a table of a million.
 _TABLE_ENTRY_BYTES = 77
 _ROW_NUMBER_BYTES, _FLOAT_BYTES = 4, 4
 
@@ -25,9 +25,9 @@ class LayoutSize:
     """The approximate size of an export.
 
     Attributes:
-      bytes_on_disk: of all files of one version.
-      bytes_in_memory: of a server that holds one version; two are held while one replaces the other.
-      bytes_per_example: of a running request, for the weights of each example.
+      bytes_on_disk: bytes of all files of one version.
+      bytes_in_memory: memory of a server that holds one version; the server holds two while one replaces the other.
+      bytes_per_example: memory of a running request for the weights of each example.
     """
 
     bytes_on_disk: int
@@ -43,7 +43,7 @@ class LayoutSize:
 
 
 def estimate(models: PersonalModels) -> LayoutSize:
-    """Estimates the size of an export of these models, unchecked."""
+    """Estimates the size of an export of these models, without checking the models."""
     ids = sum(len(client_id.encode()) + 1 for client_id in models.client_ids)
     rows = _ROW_NUMBER_BYTES * len(models.client_ids)
     return LayoutSize(
@@ -54,7 +54,7 @@ def estimate(models: PersonalModels) -> LayoutSize:
 
 
 def weight_bytes_per_example(models: PersonalModels) -> int:
-    """Returns the bytes that each example of a batch gathers from the stacks, and of weights made from them."""
+    """Returns the bytes that each example of a batch takes: values gathered from stacks, and weights made of them."""
     gathered = _FLOAT_BYTES * models.values_per_client
     if models.make_weights is None:
         return gathered
@@ -77,15 +77,15 @@ def check_models(models: PersonalModels) -> None:
     _check_rows(models)
     for name, array in (*models.shared.items(), *models.stacked.items()):
         if array.dtype != np.float32:
-            raise ServingError(f"{name!r} is {array.dtype}; models are served of float32.")
-        # Not by `isfinite`, which would take a quarter of the memory again: both pass on NaN.
+            raise ServingError(f"{name!r} is {array.dtype}; served models are float32.")
+        # `isfinite` of the array would take a quarter of its memory; minimum and maximum are NaN if a value is NaN.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise ServingError(f"{name!r} of {_owner(models, name)} has a value that is not finite.")
     check_weights(models.model, models.weights_of_row(GLOBAL_ROW), "the global model")
 
 
 def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -> None:
-    """Checks the names and shapes of all weights of a model; `owner` is whose they are, for the message."""
+    """Checks the names and shapes of all weights of a model; `owner` says in messages whose weights they are."""
     shapes = {name: array.shape for name, array in model.init(0).items()}
     if set(weights) != set(shapes):
         raise ServingError(
@@ -99,7 +99,7 @@ def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -
 
 
 def check_client_ids(models: PersonalModels) -> None:
-    """Checks that every id can be told from the others, and stand on a line of its own."""
+    """Checks that ids differ from each other, and that each id can stand on a line of its own."""
     for client_id in models.client_ids:
         # The vocabulary has one id a line, and TensorFlow drops carriage returns when it reads it.
         if client_id in ("", GLOBAL_ID) or "\n" in client_id or "\r" in client_id:
@@ -113,7 +113,7 @@ def check_client_ids(models: PersonalModels) -> None:
 
 
 def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -> None:
-    """Checks weights that an export is compared with, by client id ("" for the global model)."""
+    """Checks reference weights, which an export is compared with, by client id ("" for the global model)."""
     known = {"", *models.client_ids}
     for client_id, weights in references.items():
         if client_id not in known:
@@ -123,10 +123,10 @@ def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -
 
 def _check_layout(models: PersonalModels) -> None:
     if models.layout not in (STACKED, CLUSTERS, HYPERNETWORK):
-        raise ServingError(f"{models.layout!r} is no layout of models; it is {STACKED}, {CLUSTERS} or {HYPERNETWORK}.")
+        raise ServingError(f"{models.layout!r} is no layout; layouts are {STACKED}, {CLUSTERS} and {HYPERNETWORK}.")
     if (models.make_weights is not None) != (models.layout == HYPERNETWORK):
         raise ServingError(
-            f"make_weights belongs to the layout {HYPERNETWORK!r} and to no other; this is {models.layout!r}."
+            f"The layout {HYPERNETWORK!r} needs make_weights, other layouts must have none; this is {models.layout!r}."
         )
     if both := sorted(set(models.shared) & set(models.stacked)):
         raise ServingError(f"{', '.join(both)} cannot be both shared and stacked.")
@@ -140,9 +140,7 @@ def _check_rows(models: PersonalModels) -> None:
                 f"The stack {name!r} has shape {stack.shape}; every stack needs the same number of rows, one at least."
             )
     if rows.shape != (len(models.client_ids),) or rows.dtype != np.int32:
-        raise ServingError(
-            f"rows are {rows.dtype} {rows.shape}; {len(models.client_ids)} clients need int32, one each."
-        )
+        raise ServingError(f"rows are {rows.dtype} {rows.shape}; {len(models.client_ids)} clients need one int32 each.")
     if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
         client = int(np.flatnonzero((rows < 0) | (rows >= num_rows))[0])
         raise ServingError(

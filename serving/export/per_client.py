@@ -1,4 +1,4 @@
-"""Exports a SavedModel for every client, of its row and the global model's, for silos that may hold only their own."""
+"""Exports one SavedModel for each client, with the client's row and the global model's, and no other client's row."""
 
 import contextlib
 import dataclasses
@@ -22,7 +22,7 @@ from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.errors import ServingError
 
 MAX_SEPARATE_CLIENTS = 200
-# An export of a small model with TensorFlow 2.14 took 1.4 to 2.3 on two busy cores.
+# Seconds for one export: a small model with TensorFlow 2.14 took 1.4 to 2.3 on two busy cores.
 _SECONDS = 2
 _CONTENT = "content_sha256"
 
@@ -37,24 +37,24 @@ def export_per_client(
     process: FreshProcess,
     references: Mapping[str, Arrays] | None = None,
 ) -> dict[str, Path]:
-    """Writes, verifies and publishes one SavedModel for every client, with its row and the global model's.
+    """Writes, verifies and publishes one SavedModel for each client, with the client's row and the global model's.
 
-    No other client's id or row is in an export. The global model is in all exports, so it must be one that every client
-    may have: from a mean of the clients' own models, one of two clients could work out the other's.
+    No other client's id or row is in an export. The global model is in all exports, so every client must be allowed to
+    have it: from a mean of two clients' models, each of the two could compute the other's model.
 
     Exports lie in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
     call, as after an interruption, keeps the versions that hold the same values and still pass their verification, and
-    publishes the next version of the others.
+    publishes a new version for each other client.
 
-    Other arguments are those of `export_models`, for every export; `references` are by default every client's own
+    Other arguments are those of `export_models`, for every export; by default, `references` are each client's own
     weights.
 
     Returns:
       The published directories by client id.
 
     Raises:
-      ServingError: as `export_models`; there are more than `MAX_SEPARATE_CLIENTS` clients; or an id cannot be part of a
-        model's name.
+      ServingError: as in `export_models`; there are more than `MAX_SEPARATE_CLIENTS` clients; or an id cannot be part
+        of a model's name.
     """
     clients = len(models.client_ids)
     if clients > MAX_SEPARATE_CLIENTS:
@@ -62,7 +62,7 @@ def export_per_client(
             f"Separate exports of {clients} clients would take about {clients * _SECONDS / 60:.0f} minutes, "
             f"{clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
             f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. At most "
-            f"{MAX_SEPARATE_CLIENTS} are made: export one for all clients."
+            f"{MAX_SEPARATE_CLIENTS} are made: make one export for all clients."
         )
     folder = folder.absolute()
     check_models(models)
@@ -84,7 +84,7 @@ def export_per_client(
 
 
 def only_client(models: PersonalModels, number: int) -> PersonalModels:
-    """Returns the models of one client: its row and the global one."""
+    """Returns the models of one client: the client's row and the global row."""
     row = int(models.rows[number])
     rows = [GLOBAL_ROW] if row == GLOBAL_ROW else [GLOBAL_ROW, row]
     return dataclasses.replace(
@@ -110,7 +110,7 @@ def _kept_or_published(
 
 
 def _content(models: PersonalModels, documents: Documents) -> str:
-    """Hashes everything that an export is made of, but for functions: SHA-256."""
+    """Returns the SHA-256 of everything that an export is made of, except functions."""
     about = {
         "documents": dataclasses.asdict(documents),
         "client_ids": list(models.client_ids),

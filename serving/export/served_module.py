@@ -8,8 +8,7 @@ import tensorflow as tf
 from serving.models import GLOBAL_ROW, PersonalModels
 from tff_pdp.models.base import Model, Weights
 
-# The vocabulary's first line, so that the others are numbered from one; TensorFlow refuses an empty line, and a file
-# without any.
+# The vocabulary's first line, so that the others are numbered from one; TensorFlow refuses empty lines and empty files.
 GLOBAL_ID = "<global>"
 _GLOBAL_LINE = 0
 
@@ -88,12 +87,12 @@ def write_vocabulary(path: Path, models: PersonalModels) -> None:
 
 
 def answers_of(model: Model) -> tuple[str, list[int | None]]:
-    """Returns the name of a model's answers in a signature, and their shape."""
+    """Returns the name and the shape of a model's answers in a signature."""
     return ("probabilities", [None, model.num_classes]) if model.num_classes else ("values", [None])
 
 
 def _checked(client_id: tf.Tensor, x: tf.Tensor, model: Model) -> tuple[tf.Tensor, tf.Tensor]:
-    """Checks in the graph, so that every server makes them: rank and shape, equal batch sizes, finite values."""
+    """Adds checks to the graph, so that every server makes them: rank and shape, equal batch sizes, finite values."""
     x = tf.ensure_shape(x, [None, *model.input_shape])
     same_batch = tf.debugging.assert_equal(
         tf.shape(client_id)[0],

@@ -122,11 +122,11 @@ def takes_images(input_shape: tuple[int, ...]) -> bool:
 def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Tensor:
     """Decodes PNG and JPEG images, which may be mixed, for a model that `takes_images`.
 
-    Images become grey or of three channels, as the model needs; transparency is dropped. Pixels are divided by 255.
-    Images of other sizes are resized by averaging areas, whatever their proportions.
+    Images get one or three channels, as the model needs; transparency is dropped. Pixels are divided by 255. Images of
+    other sizes are resized by averaging areas, without keeping their proportions.
 
     Args:
-      image_bytes: string `[n]`.
+      image_bytes: encoded images, string `[n]`.
       input_shape: height, width and channels of one example.
 
     Returns:
@@ -147,7 +147,7 @@ def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Te
     decoded = tf.map_fn(
         decode_one, image_bytes, fn_output_signature=tf.TensorSpec(input_shape, tf.float32), parallel_iterations=1
     )
-    # Without images, `map_fn` gives no shape.
+    # For zero images, `map_fn` gives no shape.
     return tf.ensure_shape(decoded, [None, *input_shape])
 
 

@@ -20,12 +20,12 @@ from tff_pdp.models.base import Model, Weights
 def read_models(
     export_dir: Path, model: Model, make_weights: Callable[[Weights, Weights], Weights] | None = None
 ) -> PersonalModels:
-    """Reads the models of an export, running nothing of its graph.
+    """Reads the models of an export, without running its graph.
 
     Args:
       export_dir: the directory of one version.
-      model: the exported model, of which an export has only the graph.
-      make_weights: as exported; only where the layout is `hypernetwork`.
+      model: exported model; the export has only the model's graph.
+      make_weights: `make_weights` of the exported models; only for the layout `hypernetwork`.
 
     Raises:
       ServingError: the export is damaged, was not written by this package, or does not fit the model.
@@ -46,7 +46,7 @@ def read_models(
     if lines[0] != GLOBAL_ID or lines[-1] or len(lines) - 1 != len(rows) or rows[0] != GLOBAL_ROW:
         raise ServingError(f"{export_dir / layout.VOCABULARY_FILE} does not fit the rows of the export; export again.")
     if of_layout == HYPERNETWORK and make_weights is None:
-        raise ServingError(f"{path}: rows are what weights are made from; make_weights is needed to read them.")
+        raise ServingError(f"{path}: weights are made from the rows; make_weights is needed to read the models.")
     models = PersonalModels(model, lines[1:-1], rows[1:], shared, stacked, make_weights, of_layout)
     _check_weights_can_be_made(export_dir, models)
     check_models(models)
@@ -56,20 +56,21 @@ def read_models(
 def with_clients(
     models: PersonalModels, clients: Mapping[str, Mapping[str, np.ndarray] | int], *, replace: bool = False
 ) -> PersonalModels:
-    """Returns models with further clients, whose ids are of the same kind as `models.client_ids`.
+    """Returns models with further clients, whose ids are hashed or plain like `models.client_ids`.
 
     Args:
-      models: the present models, which are not changed.
-      clients: by id, one row of every stack, float32; in the layout `clusters` also the number of an existing row.
-      replace: whether a known client gets the new row in place of the old. A row of arrays is written over the old one,
-        unless other clients own that, too. With the number of a row, the old row stays, though nobody may own it.
+      models: present models, which are not changed.
+      clients: row of each client, by id: a float32 array for every stack, or in the layout `clusters` the number of an
+        existing row.
+      replace: whether a known client gets a new row. New arrays are written over the old row, unless other clients own
+        that row, too. If the client gets an existing row, the old row stays, even without an owner.
 
     Raises:
-      ServingError: a client is known and not to be replaced, or a row does not fit the stacks.
+      ServingError: a client is known and `replace` is false, or a row does not fit the stacks.
     """
     numbers = {client_id: number for number, client_id in enumerate(models.client_ids)}
     if not replace and (known := next((client_id for client_id in clients if client_id in numbers), None)) is not None:
-        raise ServingError(f"Client {known!r} has a personal model already; say that it is to be replaced.")
+        raise ServingError(f"Client {known!r} has a personal model already; pass replace=True to replace it.")
     client_ids, rows = list(models.client_ids), models.rows.tolist()
     owners = np.bincount(models.rows, minlength=models.num_rows)
     owners[GLOBAL_ROW] += 1
@@ -92,7 +93,7 @@ def with_clients(
             client_ids.append(client_id)
             rows.append(row)
         else:
-            # One owner less: the last client to leave a row takes its place.
+            # The old row has one owner less; the last client to leave a row writes over it.
             if row != rows[number]:
                 owners[rows[number]] -= 1
             rows[number] = row
@@ -103,7 +104,7 @@ def with_clients(
 
 
 def _check_weights_can_be_made(export_dir: Path, models: PersonalModels) -> None:
-    """Refuses a `make_weights` that is not the export's, with other names or other shapes."""
+    """Refuses a `make_weights` with other names or other shapes than the export's."""
     if models.make_weights is None:
         return
     try:
@@ -125,7 +126,7 @@ def _read_list(checkpoint: Any, attribute: str, names: list[str]) -> dict[str, n
 
 def _check_row(models: PersonalModels, client_id: str, own: Mapping[str, np.ndarray]) -> None:
     if set(own) != set(models.stacked):
-        raise ServingError(f"Client {client_id!r} has {sorted(own)}; clients own {sorted(models.stacked)} here.")
+        raise ServingError(f"Client {client_id!r} has {sorted(own)}; each client must have {sorted(models.stacked)}.")
     for name, stack in models.stacked.items():
         if own[name].shape != stack.shape[1:] or own[name].dtype != stack.dtype:
             raise ServingError(
@@ -137,8 +138,8 @@ def _check_row(models: PersonalModels, client_id: str, own: Mapping[str, np.ndar
 def _checked_row_number(models: PersonalModels, client_id: str, row: int) -> int:
     if models.layout != CLUSTERS or not 0 <= row < models.num_rows:
         raise ServingError(
-            f"Client {client_id!r} cannot have row {row}: rows are shared in the layout {CLUSTERS!r} only, here it is "
-            f"{models.layout!r}, and there are {models.num_rows} of them."
+            f"Client {client_id!r} cannot have row {row}: rows are shared in the layout {CLUSTERS!r} only, and this "
+            f"layout is {models.layout!r}, with {models.num_rows} rows."
         )
     return int(row)
 

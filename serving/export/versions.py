@@ -13,26 +13,26 @@ from tff_pdp.errors import ServingError
 from tff_pdp.files import replace_text, sync
 from tff_pdp.lock import only_writer
 
-# Survives the deletion of old versions, so that their numbers are not handed out again to other weights.
+# Survives the deletion of old versions, so that other weights never get their numbers.
 LAST_VERSION_FILE = ".last_version"
 STAGING_SUFFIX = ".tmp"
 
 _logger = logging.getLogger(__name__)
 
 
-# A directory of all versions of a model, which nobody else exports to for now; `hold` gives it.
+# Directory of all versions of a model, while `hold` keeps other processes from exporting to it.
 HeldBasePath = NewType("HeldBasePath", Path)
 
 
 @contextlib.contextmanager
 def hold(base_path: Path) -> Iterator[HeldBasePath]:
-    """Keeps everybody else from exporting to a base path, which is created if missing, until the block ends.
+    """Keeps other processes from exporting to a base path, which is created if missing, until the block ends.
 
-    A version built from an older one needs the path from the reading on: the clients of a version that came between
-    would be lost. The lock ends with the process, however that ends.
+    To build a version from an older one, hold the path before you read the older one: otherwise clients of a version
+    published in between would be lost. The lock ends with the process, even if the process is killed.
 
     Raises:
-      DataError: somebody else holds the path.
+      DataError: another process holds the path.
     """
     base_path.mkdir(parents=True, exist_ok=True)
     with only_writer(base_path):
@@ -41,21 +41,21 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
 
 @contextlib.contextmanager
 def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
-    """Yields the next version's number and its empty staging directory, published if the block succeeds, else removed.
+    """Yields the next version's number and an empty staging directory, published if the block succeeds, else removed.
 
-    The staging directory is `<version>.tmp`, which servers ignore. A process that is killed leaves it behind, with all
-    clients' weights; the next export removes it, and may take its number, under which nothing was published.
+    The staging directory is `<version>.tmp`, which servers ignore. A killed process leaves this directory behind, with
+    all clients' weights. The next export removes the directory, and may use its number: no version was published.
 
     Raises:
-      ServingError: the highest number is used.
+      ServingError: the highest possible number is used already.
     """
     _remove_abandoned(held)
     last = last_version(held)
     version = last + 1
     if version > layout.MAX_VERSION:
         raise ServingError(
-            f"Nothing more can be published under {held}: version {last} was, and a number is never reused nor "
-            "lowered, because servers pick the highest."
+            f"Nothing more can be published under {held}: the highest number, {last}, is used. Numbers are never "
+            "reused or lowered, because servers pick the highest."
         )
     staging = held / f"{version}{STAGING_SUFFIX}"
     staging.mkdir()
@@ -71,7 +71,7 @@ def last_version(base_path: Path) -> int:
     """Returns the highest version number ever published under a base path; 0 if none."""
     try:
         stored = (base_path / LAST_VERSION_FILE).read_bytes()
-        # The first version had the number alone.
+        # Files of the first version hold the number alone.
         recorded = int(stored) if stored.strip().isdigit() else int(from_text(stored)["last_version"])
     except FileNotFoundError:
         recorded = 0
@@ -81,7 +81,7 @@ def last_version(base_path: Path) -> int:
 
 
 def _remove_abandoned(base_path: Path) -> None:
-    """Removes the leftovers of killed exporters: no other exporter runs while the path is held."""
+    """Removes the staging directories of killed processes: no other process exports while the path is held."""
     for path in base_path.glob(f"*{STAGING_SUFFIX}"):
         if path.stem.isdecimal() and layout.is_plain_directory(path):
             _logger.warning("%s is removed: the process that wrote it was stopped before it published it", path)

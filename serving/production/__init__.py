@@ -1,6 +1,6 @@
 """Files and rollouts for TensorFlow Serving.
 
-options: what can be chosen
+options: options of a deployment
 exports: exports below a folder; one command that serves them
 containers: Compose and Kubernetes
 kit: the folder with everything, its README

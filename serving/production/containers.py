@@ -21,7 +21,7 @@ _MIB = 2**20
 def batching_parameters(options: KitOptions) -> str:
     """Returns the text of a `--batching_parameters_file`.
 
-    Batches are padded to one of few sizes, so that the server meets no size that the warm-up did not come near.
+    Batches are padded to one of few sizes, so that the server runs no size that is far from a size of the warm-up.
     """
     sizes = [*(2**power for power in range((options.max_batch_size - 1).bit_length())), options.max_batch_size]
     lines = [
@@ -39,10 +39,10 @@ def batching_parameters(options: KitOptions) -> str:
 
 
 def memory_mib(model_nbytes: int) -> int:
-    """Estimates the memory of one server in MiB, for models of so many bytes.
+    """Estimates the memory of one server in MiB, for models of `model_nbytes` bytes.
 
-    Two copies of the models, as a new version is loaded beside the old one; a fifth more for loading, TensorFlow
-    Serving's own estimate; and half a GiB for the server and its requests.
+    The sum is two copies of the models, as a new version is loaded beside the old one; a fifth more for loading, as
+    TensorFlow Serving estimates; and half a GiB for the server and its requests.
     """
     return 512 + -(-model_nbytes * 12 // (5 * _MIB))
 
@@ -65,17 +65,17 @@ _SERVER_ARGUMENTS = [
 def health_script(model_name: str, port: int = REST_PORT) -> str:
     """Returns a line of bash that succeeds if a version of the model is available, for an image without curl and wget.
 
-    The REST API opens once every model is loaded, so one model speaks for all.
+    The REST API opens once every model is loaded, so asking for one model is enough.
     """
     request = rf"GET /v1/models/{model_name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    # In quotes, as the answer has it: a proxy's UNAVAILABLE is no good sign.
+    # With the quotes of the answer, so that a proxy's UNAVAILABLE does not match.
     return f"exec 3<>/dev/tcp/127.0.0.1/{port} && printf '{request}' >&3 && grep -q '\"AVAILABLE\"' <&3"
 
 
 def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOptions, memory_mib: int) -> dict[str, Any]:
     """Builds a Compose file for one machine: loopback ports, everything mounted read-only, no privileges.
 
-    The server runs as the owner of the models, so that nobody else need be able to read them.
+    The server runs as the owner of the models, so that other users need no right to read the models.
     """
     mounts = [_mount(model.base_path, f"{MODELS_DIRECTORY}/{model.name}") for model in models]
     service = {
@@ -159,7 +159,7 @@ def _pod(model_name: str, options: KitOptions, memory_mib: int) -> dict[str, Any
                 "args": _SERVER_ARGUMENTS,
                 "ports": [{"name": name, "containerPort": port} for name, port in _PORTS.items()],
                 "startupProbe": _probe(status, period=5, failures=120),
-                # The status is there for a version that is not loaded too; metadata is not.
+                # The status also exists for a version that is not loaded; metadata does not.
                 "readinessProbe": _probe(f"{status}/metadata", period=5, failures=2),
                 "livenessProbe": _probe(status, period=10, failures=6),
                 "resources": {

@@ -22,7 +22,7 @@ class ExportedModel:
 
 
 def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
-    """Finds every base path that holds a complete version, among paths and the folders right below them.
+    """Finds every base path that holds a complete version, among the paths and the folders directly in them.
 
     A version counts if all files of its manifest are there; `serving verify` checks their content.
 
@@ -47,7 +47,7 @@ def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
 
 
 def check_versions(base_path: Path, versions: Iterable[int]) -> None:
-    """Refuses missing versions, which TensorFlow Serving would wait for without end, by a ServingError."""
+    """Raises ServingError for missing versions, for which TensorFlow Serving would wait without end."""
     complete = complete_versions(base_path)
     if missing := sorted(set(versions) - set(complete)):
         raise ServingError(
@@ -85,8 +85,8 @@ def _nbytes(export_dir: Path) -> int | None:
 def write_models_config(base_path: Path, model_name: str) -> Path:
     """Writes `models.config` into the base path, for a server that sees the base path as `/models/<model_name>`.
 
-    The file lies beside the versions, where servers ignore it, so that one mount carries both. A file that lists the
-    model already stays as it is, with the labels of a rollout.
+    The file lies beside the versions, where servers ignore it, so that one mount has both. A file that lists the model
+    already is not changed, and keeps the labels of a rollout.
 
     Raises:
       ServingError: the name cannot be served, or there is no complete version, for which TensorFlow Serving would wait
@@ -105,8 +105,8 @@ def docker_command(folder: Path, name: str = "", arguments: Sequence[str] = ()) 
     """Returns the shell line that serves the models of a folder's `models.config` on this machine's loopback address.
 
     The server can read the folder but not write to it, and sees it as `/models/<name>`: the versions of one model or,
-    without a name, a folder of models. The server runs as the folder's owner, so that nobody else need be able to read
-    it; as nobody where that is root. `arguments` are further ones of the server.
+    without a name, a folder of models. The server runs as the folder's owner (as nobody if the owner is root), so that
+    other users need no right to read the folder. `arguments` are further arguments of the server.
     """
     inside = Path(MODELS_DIRECTORY) / name
     return shlex.join(

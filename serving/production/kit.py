@@ -30,16 +30,16 @@ def write_production_kit(
     replace: bool = False,
     options: KitOptions | None = None,
 ) -> list[Path]:
-    """Writes `models.config`, batching and monitoring parameters, Compose and Kubernetes files, and how to use them.
+    """Writes `models.config`, batching and monitoring parameters, Compose and Kubernetes files, and a README.
 
     Args:
-      paths: base paths, and folders of base paths; all with a complete version are listed.
-      folder: the kit's folder; created if missing.
-      model_name: the name of the one model, by default that of its base path's folder.
-      versions: versions of the one model to serve; by default those with labels, or else always the newest.
-      labels: version numbers of the one model by label.
-      replace: whether a kit may be replaced, and its versions and labels lost.
-      options: everything else.
+      paths: base paths, and folders of base paths; the kit lists all base paths with a complete version.
+      folder: folder of the kit; created if missing.
+      model_name: model's name in requests, for a single model; by default the name of the base path's folder.
+      versions: versions to serve, for a single model; by default versions with labels or, without labels, the newest.
+      labels: version number by label, for a single model.
+      replace: whether an existing kit is replaced, so that its versions and labels are lost.
+      options: further options.
 
     Raises:
       ServingError: a path holds no complete version, names clash, a version is missing, or the folder holds a kit.
@@ -49,12 +49,12 @@ def write_production_kit(
     if (folder / CONFIG_FILE).exists() and not replace:
         raise ServingError(
             f"{folder} holds a {CONFIG_FILE}, with the versions and labels that are served. Use `serving rollout` to "
-            "change those, or allow it to be replaced."
+            "change versions and labels, or allow the kit to be replaced (--replace)."
         )
     models = find_models(paths)
     labels = dict(labels or {})
     if (model_name or versions or labels) and len(models) != 1:
-        raise ServingError(f"A name, versions or labels are for one model, but {len(models)} were found.")
+        raise ServingError(f"A name, versions or labels are for a single model, but {len(models)} models were found.")
     if model_name:
         layout.check_model_name(model_name)
         models = [ExportedModel(model_name, models[0].base_path, models[0].nbytes)]
@@ -95,19 +95,19 @@ class _WithoutAnchors(yaml.SafeDumper):
 _TEXT = """\
 # Serving {title}
 
-Written by `serving deploy` for `{image}`. The program's tests run no containers: the files parse, they agree
-with each other, and a server reads the list of models. Try them on a machine that does not matter first.
+Written by `serving deploy` for `{image}`. The program's tests run no containers; they check that the files parse and
+agree with each other, and that a server reads the list of models. First try the files on a test machine.
 
-| file | for |
+| file | content |
 |---|---|
-| `{config}` | which models, versions and labels: always the full list |
-| `{batching}` | how requests are merged; at most {max_batch_size} examples in one |
+| `{config}` | the full list of models, versions and labels |
+| `{batching}` | how requests are merged; a request has at most {max_batch_size} examples |
 | `{monitoring}` | metrics for Prometheus at `{metrics}` on the REST port |
 | `docker-compose.yaml` | one machine; ports on its loopback address only |
 | `kustomization.yaml`, `kubernetes.yaml` | {replicas} servers in Kubernetes |
 
-The server has **no authentication, and no encryption**: put it behind something that has both. Exports are
-personal data.
+The server has **no authentication, and no encryption**: put it behind a proxy that has both. Exports are personal
+data.
 
 ## One machine
 
@@ -119,16 +119,17 @@ The server runs as user {user}, who must be able to read the models and this fol
 ## Kubernetes
 
 Copy every base path to the volume of the PersistentVolumeClaim `{claim}`, as `<model>/<version>/`, readable by user
-65534: {sizes}. All {replicas} servers mount it at once, on different machines, and one more while they are replaced:
-its access mode must be ReadOnlyMany or ReadWriteMany. With ReadWriteOnce, servers on other machines never start.
+65534: {sizes}. All {replicas} servers mount the volume at once, on different machines, and one more while servers are
+replaced: the access mode must be ReadOnlyMany or ReadWriteMany. With ReadWriteOnce, servers on other machines never
+start.
 
     kubectl apply -k .
     kubectl rollout status deployment/{name}
 
-gRPC keeps one connection, and so one server: for several, let callers find them by a headless Service and balance
-themselves, or put a proxy that understands gRPC in between.
+A gRPC client keeps one connection, and so asks one server. To use several servers, let clients find them by a headless
+Service and balance requests themselves, or put a proxy that understands gRPC in between.
 
-## Asking
+## Requests
 
     curl http://127.0.0.1:{rest_port}/v1/models/{model}
     curl http://127.0.0.1:{rest_port}/v1/models/{model}/metadata
@@ -137,21 +138,21 @@ themselves, or put a proxy that understands gRPC in between.
 
 ## Versions
 
-With no versions named, the newest is served, and a newer export replaces it when it appears. To move by labels:
+If no versions are named, the newest version is served, and a newer export replaces it. To move labels:
 
     alias rollout="python -m serving rollout BASE_PATH --model-name {model} --config {config}"
     rollout --stable 3 --canary 4 --address 127.0.0.1:{grpc_port}
     rollout --promote --address 127.0.0.1:{grpc_port}
 
-A request that names no version goes to the highest that is loaded, which is the canary: ask for `/labels/stable`. In
-Kubernetes leave `--address` out, since it reaches one server only, and `kubectl apply -k .` again: new servers
-start with the new list.
+A request that names no version goes to the highest version that is loaded, which is the canary: ask for
+`/labels/stable`. In Kubernetes leave `--address` out, since it reaches one server only, and run `kubectl apply -k .`
+again: new servers start with the new list.
 
 ## Memory
 
 Each server asks for {memory} MiB and may use twice that: two copies of every version that is served, as a new one is
-loaded beside the old one, and half a GiB. Memory of unloaded versions may stay with the process; watch it, and restart
-where it grows.
+loaded beside the old one, and half a GiB. The process may keep the memory of unloaded versions: watch it, and restart
+the server if it grows.
 """
 
 

@@ -1,4 +1,4 @@
-"""Options of a deployment, as the command and the library take them; imports nothing heavy."""
+"""Defines the options of a deployment, for the command and the library; the import is fast."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ from tff_pdp.settings import Count
 
 @dataclasses.dataclass(frozen=True)
 class KitOptions:
-    """Says how large a deployment is.
+    """The size of a deployment.
 
     Attributes:
-      max_batch_size: most examples in a request and in a merged batch; by default as many as our clients send.
-      cpus: CPU cores of one server, and batches that run at the same time.
-      replicas: servers in Kubernetes.
-      volume_claim: volume in Kubernetes, the PersistentVolumeClaim that holds the models.
+      max_batch_size: largest number of examples in a request and in a merged batch; the default is our clients' limit.
+      cpus: number of CPU cores of one server, and of batches that run at the same time.
+      replicas: number of servers in Kubernetes.
+      volume_claim: name of the PersistentVolumeClaim that holds the models, in Kubernetes.
     """
 
     max_batch_size: Count = 64

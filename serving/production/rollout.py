@@ -21,7 +21,7 @@ STABLE, CANARY = "stable", "canary"
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A change of one model's versions and labels: the full list of models before it, and afterwards."""
+    """A change of one model's versions and labels: the full lists of models before and after the change."""
 
     model_name: str
     before: Sequence[ServedModel]
@@ -29,14 +29,14 @@ class Rollout:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Returns the model's versions afterwards."""
+        """Returns the model's versions after the change."""
         return _named_versions(_entry(self.final, self.model_name))
 
     def loading(self, available: Iterable[int]) -> list[ServedModel]:
-        """Returns the full list in between: the versions of before and after, under the labels of before.
+        """Returns the full list in between: all versions from before and after the change, with the old labels.
 
-        A label cannot be moved to a version that is not loaded, so the new versions are loaded first, beside those of
-        before and those `available`, which the server has loaded without a list naming them.
+        A label cannot be moved to a version that is not loaded. So the new versions are loaded first, beside the old
+        ones and the `available` ones, which the server has loaded although no list names them.
         """
         before = _entry(self.before, self.model_name)
         versions = {*self.versions, *_named_versions(before), *before.labels.values(), *available}
@@ -46,9 +46,9 @@ class Rollout:
 def plan_rollout(
     models: Sequence[ServedModel], model_name: str, stable: int | None, canary: int | None = None
 ) -> Rollout:
-    """Plans to serve these versions under these labels, and no others but those with labels of other names.
+    """Plans to serve the versions `stable` and `canary` under these labels, and besides only versions of other labels.
 
-    With None for `stable`, the canary becomes stable.
+    If `stable` is None, the canary becomes stable.
 
     Raises:
       ServingError: the model is not in the list, or has no canary to become stable.
@@ -57,7 +57,7 @@ def plan_rollout(
     if stable is None:
         stable = entry.labels.get(CANARY)
     if stable is None:
-        raise ServingError(f"Model {model_name!r} has no {CANARY} to promote; name one first.")
+        raise ServingError(f"Model {model_name!r} has no {CANARY} to promote; name a {CANARY} first.")
     labels = {label: version for label, version in entry.labels.items() if label not in (STABLE, CANARY)}
     labels[STABLE] = stable
     if canary is not None:
@@ -70,7 +70,7 @@ def _entry(models: Sequence[ServedModel], model_name: str) -> ServedModel:
     for model in models:
         if model.name == model_name:
             return model
-    raise ServingError(f"Model {model_name!r} is not in the list; it has {', '.join(model.name for model in models)}.")
+    raise ServingError(f"Model {model_name!r} is not in the list of {', '.join(model.name for model in models)}.")
 
 
 def _named_versions(model: ServedModel) -> tuple[int, ...]:
@@ -101,19 +101,19 @@ def roll_out(
     address: str | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> Rollout:
-    """Moves the labels of one model, on a running server if there is one, and in its `models.config`.
+    """Moves the labels of one model, on a running server if there is one, and in the server's `models.config`.
 
-    A server that fails on the way is sent the list of before again. The file is written last, so that a restarted
-    server has the old list until then.
+    A server that fails on the way is sent the old list again. The file is written last, so that a restarted server has
+    the old list until then.
 
     Args:
-      config_file: the full list of models that the server was started with.
-      base_path: folder of the model's versions on this machine, to see that they are there.
-      model_name: the model.
-      stable: the version of the label `stable`; None to promote the canary.
-      canary: the version of the label `canary`, or None for no such label.
+      config_file: file of the full list of models that the server was started with.
+      base_path: folder of the model's versions on this machine, where the new versions must be.
+      model_name: model's name in the list.
+      stable: version for the label `stable`; None to promote the canary.
+      canary: version for the label `canary`; None for no such label.
       address: `host:port` of the server's gRPC API; None to write the file only.
-      timeout_seconds: how long the server may take to load the versions.
+      timeout_seconds: seconds that the server may take to load the versions.
 
     Raises:
       ServingError: the file or a version is missing, there is nothing to promote, the server refuses the list or
@@ -129,7 +129,7 @@ def roll_out(
         write_model_config_file(plan.final, config_file)
     except OSError as error:
         served = f"; {address} serves the new list already" if address else ""
-        raise ServingError(f"{config_file} cannot be written: {error}. Roll out again once it can{served}.") from error
+        raise ServingError(f"{config_file} cannot be written: {error}. Fix this and roll out again{served}.") from error
     return plan
 
 
@@ -139,7 +139,7 @@ def _apply(client: GrpcClient, plan: Rollout, end: float) -> None:
     failed = _failures(states)
     try:
         client.reload_config(to_proto(plan.loading(available)))
-        # The call waits for models that are new to the server, not for new versions of one that it has.
+        # The call waits for models that are new to the server, not for new versions of known models.
         _wait_for_versions(client, plan, failed, end)
         client.reload_config(to_proto(plan.final))
     except BaseException as error:
@@ -147,12 +147,12 @@ def _apply(client: GrpcClient, plan: Rollout, end: float) -> None:
 
 
 def _wait_for_versions(client: GrpcClient, plan: Rollout, failed_before: Iterable[int], end: float) -> None:
-    """Returns when every version is available; raises ServingError if one fails to load, or the time is over."""
+    """Waits until every version is available; raises ServingError if one fails to load, or the time is over."""
     acts_until = time.monotonic() + _ACTS_WITHIN_SECONDS
-    # Their files may have been repaired, and the server not have looked yet.
+    # Files of these versions may have been repaired, and the server may not have looked yet.
     in_doubt = set(failed_before)
     while True:
-        # Read first: only states of after this moment count.
+        # The time is read before the states, since only later states count.
         acted = time.monotonic() >= acts_until
         states = _states(client, plan)
         failures = _failures(states)
@@ -171,19 +171,19 @@ def _wait_for_versions(client: GrpcClient, plan: Rollout, failed_before: Iterabl
 
 
 def _send_back(client: GrpcClient, plan: Rollout, error: BaseException) -> NoReturn:
-    """Sends the server the list of before, and raises the error with the outcome of that."""
+    """Sends the server the old list, and raises the error with the outcome."""
     reason = f"{str(error).rstrip('.') or 'The rollout was stopped'}."
     try:
         client.reload_config(to_proto(plan.before))
     except ServingError as second:
         raise ServingError(
-            f"{reason} The list of before could not be sent back either: {str(second).rstrip('.')}. Versions and "
-            f"labels at {client.address} may be others now; it serves as before when it is started again, since "
-            "models.config is as it was."
+            f"{reason} The old list could not be sent back either: {str(second).rstrip('.')}. The server at "
+            f"{client.address} may have other versions and labels now; a restart brings the old ones back, since "
+            "models.config is unchanged."
         ) from error
     if isinstance(error, ServingError):
         raise ServingError(
-            f"{reason} The list of before was sent back: versions, labels and models.config are as they were."
+            f"{reason} The old list was sent back: versions, labels and models.config are unchanged."
         ) from error
     raise error
 

@@ -1,6 +1,6 @@
 """The form of an export, and its checks.
 
-layout: where things are in an export; hashes of its files
+layout: names and hashes of an export's files
 program: a graph read as a program
 graph_checks: what a graph may do
 warmup: warm-up requests and their file

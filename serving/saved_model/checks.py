@@ -9,13 +9,13 @@ from serving.saved_model.layout import check_manifest
 from serving.saved_model.warmup import read_logs
 from tff_pdp.errors import ServingError
 
-# A loader that finds the same graph under another name, or settings of a server, would use them instead.
+# A loader that finds a graph under another name, or settings of a server, would use that graph or those settings.
 _TOP_LEVEL = frozenset({layout.SAVED_MODEL_FILE, "fingerprint.pb", "variables", "assets", "assets.extra"})
 _SERVER_SETTINGS = f"{layout.EXTRA_DIRECTORY}/saved_model_config.pbtxt"
 
 
 def check_files(export_dir: Path) -> None:
-    """Refuses links, special files, and files that loaders read in place of the checked ones, by a ServingError."""
+    """Raises ServingError for links, special files, and files that loaders read in place of the checked ones."""
     if not export_dir.is_dir():
         raise ServingError(f"{export_dir} is not a directory.")
     for path in (export_dir, *export_dir.rglob("*")):
@@ -26,7 +26,7 @@ def check_files(export_dir: Path) -> None:
 
 
 def check_documents(export_dir: Path) -> None:
-    """Refuses a model card, a privacy report or another document beside them that is not JSON, by a ServingError."""
+    """Raises ServingError if the model card, the privacy report or a document beside them is not JSON."""
     for path in sorted((export_dir / layout.EXTRA_DIRECTORY).glob("*.json")):
         try:
             json.loads(path.read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def check_documents(export_dir: Path) -> None:
 
 
 def check_complete(export_dir: Path) -> None:
-    """Refuses an export without a file that the exporter always writes, by a ServingError, though servers need none."""
+    """Raises ServingError if a file is missing that the exporter always writes, though servers do not need it."""
     for name in (layout.MODEL_CARD_FILE, layout.PRIVACY_REPORT_FILE, layout.WARMUP_FILE):
         if not (export_dir / name).is_file():
             raise ServingError(f"{export_dir} has no {name}: it is not a complete export; export the model again.")
@@ -79,7 +79,7 @@ ALLOWED_OPS = frozenset(
 
 
 def check_export(export_dir: Path) -> None:
-    """Runs every check on an export, and nothing of the export.
+    """Runs every check on an export, without running the export's graph.
 
     The checks find damage and well-known abuse; they are no sandbox, so serve only exports from someone you trust.
 
@@ -91,8 +91,8 @@ def check_export(export_dir: Path) -> None:
         check_manifest(export_dir)
         check_graph(export_dir, ALLOWED_OPS)
         check_documents(export_dir)
-        # Called for its refusals alone.
+        # Called only for its errors.
         read_logs(export_dir)
-    # Files that go away or may not be read, and JSON that is nested without end.
+    # Files that vanish or may not be read, and JSON that is nested too deeply.
     except (OSError, RecursionError) as error:
         raise ServingError(f"{export_dir} cannot be read: {error}.") from error

@@ -1,7 +1,7 @@
-"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and may use the ops on a list alone.
+"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and may use listed ops only.
 
-TensorFlow takes some attributes of nodes on trust, and hangs or dies of wrong values. Effects beside computing are
-checked as well: which parts of the graph read and write which files, and set variables.
+TensorFlow does not check some attributes of nodes, and hangs or crashes on wrong values. Side effects are checked as
+well: which parts of the graph read or write which files, and set variables.
 """
 
 import functools
@@ -47,7 +47,7 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
-    """Refuses a graph that may do anything but load its own files and compute, with the allowed ops alone.
+    """Refuses a graph that can do more than load its own files and compute, with the allowed ops only.
 
     Raises:
       ServingError: naming the file, and the first asset, op or tensor that is refused.
@@ -95,7 +95,7 @@ def _check_ops(meta_graph: meta_graph_pb2.MetaGraphDef, allowed_ops: frozenset[s
             f"it uses ops that are not served: {', '.join(refused)}. Export models made of TensorFlow's own "
             "mathematical ops only; Python functions, file and network access and custom ops are refused"
         )
-    # A function may stand where an op does, under the op's name.
+    # A function with the name of an op may run in place of this op.
     if hidden := sorted({function.signature.name for function in graph.library.function} & allowed_ops):
         raise ServingError(f"its function {hidden[0]!r} has the name of an op")
 
@@ -139,17 +139,17 @@ def _check_objects(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
             raise ServingError("an object names an asset that is not there")
         if node.registered_name not in _REGISTERED_CLASSES:
             raise ServingError(f"it holds an object of the class {node.registered_name!r}, which is not served")
-        # A loader would take one that is not listed as well, as if it captured nothing.
+        # A loader would also take a function that is not listed, as if the function captured nothing.
         functions = {*node.function.concrete_functions, node.bare_concrete_function.concrete_function_name} - {""}
         if unknown := sorted(functions - known):
             raise ServingError(f"an object has the function {unknown[0]!r}, which is not one of its functions")
 
 
-# A constant is a shape and perhaps a single value that fills it.
+# A constant may be stored as a shape and a single value that fills the shape.
 MAX_CONSTANT_ELEMENTS = 1 << 26
 # TensorFlow makes a list of this length before it looks at the tensors in it.
 MAX_TENSORS_IN_LIST = 1 << 16
-# `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes where it is large enough.
+# `tf.lookup.TextFileIndex`: the whole line, and its number. Any other column crashes if its number is large.
 _WHOLE_LINES = frozenset({-2, -1})
 # Attributes that `tf.saved_model.save` adds to those of ops: shapes, names, the order of calls, and gradients by name.
 # Others change the run: TensorFlow swaps functions with the same `api_implements` for one another.
@@ -188,7 +188,7 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
             _check_value(owner, name, value)
         for name in list_lengths:
             if not 0 <= attributes.get(name, _NO_VALUE).i <= MAX_TENSORS_IN_LIST:
-                raise ServingError(f"{owner} takes or makes {attributes[name].i} tensors")
+                raise ServingError(f"{owner} lists {attributes[name].i} tensors, not 0 to {MAX_TENSORS_IN_LIST}")
         if op == "Const" and attributes.get("dtype", _NO_VALUE).type != attributes.get("value", _NO_VALUE).tensor.dtype:
             raise ServingError(f"{owner} holds a constant of another dtype than its own")
         if op == "InitializeTableFromTextFileV2":
@@ -214,7 +214,7 @@ def _check_value(owner: str, name: str, value: attr_value_pb2.AttrValue) -> None
         raise ServingError(f"{owner} must be compiled by XLA, which servers may lack; export it without jit_compile")
     if value.placeholder:
         raise ServingError(f"{owner} has the attribute {name!r} without a value")
-    # Attributes of a call stand for parts of the function's own, the number of its arguments included.
+    # Attributes of a call replace attributes in the function, such as the number of its arguments.
     if any(function.attr for function in (value.func, *value.list.func)):
         raise ServingError(f"{owner} gives attributes to the function that it calls")
     for tensor in (*([value.tensor] if value.HasField("tensor") else []), *value.list.tensor):
@@ -231,7 +231,7 @@ def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
 
 @functools.cache
 def _attributes(op: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Returns the attributes that an op defines, and those of them that say how many tensors it takes or makes."""
+    """Returns the attributes that an op defines, and among them the numbers of tensors that it takes or makes."""
     definition = op_def_registry.get(op) if op else None
     if definition is None:
         return frozenset(), frozenset()
@@ -243,7 +243,7 @@ INIT_SIGNATURE = "__saved_model_init_op"
 INIT_COLLECTION = "saved_model_main_op"
 
 _WRITE_OPS = frozenset({"SaveV2", "MergeV2Checkpoints", "ShardedFilename"})
-# Ops that read a file, and which of their inputs names it.
+# Ops that read a file, and the index of the input that names the file.
 _READ_ASSET, _READ_VARIABLES = "InitializeTableFromTextFileV2", "RestoreV2"
 _READ_OPS = {_READ_ASSET: 1, _READ_VARIABLES: 0}
 _SET_VARIABLE = "AssignVariableOp"
@@ -251,7 +251,7 @@ _EFFECTS = frozenset({*_WRITE_OPS, *_READ_OPS, _SET_VARIABLE})
 
 
 class _Run(NamedTuple):
-    """An occasion on which nodes of the graph (`places`) may run, and the ops with effects they may have then."""
+    """An occasion (`what`) on which nodes of the graph (`places`) may run, and the `effects`, ops, allowed then."""
 
     what: str
     places: set[Place]
@@ -261,9 +261,9 @@ class _Run(NamedTuple):
 def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
     """Refuses a graph in which an op with an effect may run on another occasion than the one that needs it.
 
-    Saving writes files, restoring reads the variables, initialization reads the assets, and each nothing else. Requests
-    touch neither files nor variables. Nodes that never run may not touch files either: TensorFlow has more ways of
-    choosing what runs than there are checks here. The ops and attributes of the graph must have passed their checks.
+    Saving may only write files, restoring only read the variables, initialization only read the assets. Requests may
+    change neither files nor variables. Nodes that never run may not touch files either: TensorFlow has more ways of
+    choosing nodes to run than are checked here. The ops and attributes of the graph must have passed their checks.
 
     Raises:
       ServingError: naming the first op that is refused.
@@ -280,7 +280,7 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
 
 
 def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph, which passed `check_effects`, that reads files besides its assets and its own variables.
+    """Refuses a graph that passed `check_effects` but reads other files than its assets and its own variables.
 
     Raises:
       ServingError: naming the node that reads a file.
@@ -315,7 +315,7 @@ def _runs(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> Iterator
     yield _Run("initialization", program.run_by(loading), frozenset({_READ_ASSET, _SET_VARIABLE}))
     requested = program.run_by(name for names in fetched.values() for name in names)
     yield _Run("a request", requested, frozenset())
-    # `tf.saved_model.load` calls some of them, found by the names of attributes; variables it restores by itself.
+    # `tf.saved_model.load` calls some of these, found by names of attributes, and restores variables itself.
     objects = program.run_by_calls(meta_graph.object_graph_def.concrete_functions)
     yield _Run("a function of an object", objects, frozenset({_READ_ASSET, _SET_VARIABLE}))
 
@@ -325,7 +325,7 @@ def _check_bound_inputs(
 ) -> None:
     """Refuses a file name that `tf.saved_model.load` would take from anything but an asset."""
     objects = meta_graph.object_graph_def
-    # Others are called by the graph alone.
+    # Only the graph calls other functions.
     if function not in objects.concrete_functions:
         return
     arguments = program.arguments[function]

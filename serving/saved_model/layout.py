@@ -13,7 +13,7 @@ from typing import Any
 from tff_pdp.digests import from_text, prefix_of, with_digest
 from tff_pdp.errors import ServingError
 
-# A request that names no signature gets the first.
+# A request that names no signature gets the first of these.
 PREDICT_SIGNATURES = ("serving_default", "predict")
 IMAGES_SIGNATURE = "predict_images"
 # The methods of TensorFlow Serving's API; a signature that takes examples has the name of its method.
@@ -37,7 +37,7 @@ MAX_VERSION = 2**63 - 1
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The model that is asked: its newest version, or one by number, or one by label."""
+    """The model that a request asks: its newest version, or a version by number or by label."""
 
     name: str
     version: int | None = None
@@ -49,7 +49,7 @@ class ModelSpec:
 
 
 def check_model_name(model_name: str) -> None:
-    """Refuses a model name that could not stand in a URL, a path and a config file alike, by a ServingError."""
+    """Raises ServingError for a model name that is not valid in a URL, in a path and in a config file."""
     if not _MODEL_NAME.fullmatch(model_name):
         raise ServingError(
             f"Model name {model_name!r} cannot be served: use letters, digits, '_', '-' and '.', and start "
@@ -60,7 +60,7 @@ def check_model_name(model_name: str) -> None:
 def published_versions(base_path: Path) -> dict[int, Path]:
     """Returns the published version directories of a base path, oldest first.
 
-    Only all-digit directories that are not links count, as for TensorFlow Serving; staging directories end in `.tmp`.
+    Only all-digit directories that are not links count, as in TensorFlow Serving; staging directories end in `.tmp`.
 
     Raises:
       ServingError: if `base_path` is not a readable directory.
@@ -83,12 +83,12 @@ def is_plain_directory(path: Path) -> bool:
 
 
 FORMAT_VERSION = 2
-# Manifests without a digest of themselves.
+# The format of manifests without a digest of their own.
 _UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
-    """Writes `assets.extra/manifest.json`: the hashes of all files, complete by now, and details as JSON values."""
+    """Writes `assets.extra/manifest.json`: hashes of all files, which must be complete, and `details`, JSON values."""
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
     content = with_digest(
         {
@@ -102,10 +102,10 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
 
 
 def read_manifest(export_dir: Path) -> dict[str, Any]:
-    """Reads the manifest of an export; `files` has SHA-256 by name.
+    """Reads the manifest of an export; `files` in the manifest has the SHA-256 of each file by name.
 
     Raises:
-      ServingError: if it is missing, damaged or of another format.
+      ServingError: if the manifest is missing, damaged or of another format.
     """
     path = export_dir / MANIFEST_FILE
     try:
@@ -118,8 +118,8 @@ def read_manifest(export_dir: Path) -> dict[str, Any]:
         raise ServingError(f"{path} is not a manifest of this package; export the model again.") from error
     if version not in (FORMAT_VERSION, _UNDIGESTED_VERSION):
         raise ServingError(
-            f"{path} has format {version!r}, this version reads {_UNDIGESTED_VERSION} and {FORMAT_VERSION}; export the "
-            "model again."
+            f"{path} has format version {version!r}; this version of tff_pdp reads only {_UNDIGESTED_VERSION} and "
+            f"{FORMAT_VERSION}. Export the model again."
         )
     try:
         return from_text(stored, undigested=(_UNDIGESTED_VERSION,))

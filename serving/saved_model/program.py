@@ -1,4 +1,4 @@
-"""Reads a MetaGraphDef as a program: which ops run when, and where a value comes from. Nothing is executed."""
+"""Reads a MetaGraphDef as a program: which ops run when, and where values come from. Nothing is executed."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -21,11 +21,11 @@ Place = tuple[str, str]
 
 
 class Origin(NamedTuple):
-    """Where a value comes from.
+    """The source of a value.
 
     Attributes:
-      function: the function, `GRAPH` for the graph itself.
-      tensor: the name of the tensor or argument there.
+      function: name of the function that has the source; `GRAPH` for the graph itself.
+      tensor: name of the tensor or argument in this function.
       op: the op that makes the value; empty for an argument of a function, which callers outside the graph may give.
     """
 
@@ -46,7 +46,7 @@ class Program:
 
         Raises:
           ServingError: names are used twice or not defined, functions call themselves or are nested too deeply, or an
-            argument of a function is a list or of any dtype.
+            argument of a function is a list or has no fixed dtype.
         """
         library = meta_graph.graph_def.library.function
         self._functions: dict[str, function_pb2.FunctionDef] = {
@@ -69,16 +69,16 @@ class Program:
         self._check_depth()
 
     def nodes(self) -> Iterator[tuple[str, node_def_pb2.NodeDef]]:
-        """Yields all nodes with the function that they are in, `GRAPH` for the graph itself."""
+        """Yields all nodes, each after the name of its function; `GRAPH` for the graph itself."""
         for scope, nodes in self._nodes.items():
             for node in nodes.values():
                 yield scope, node
 
     def run_by(self, names: Iterable[str]) -> set[Place]:
-        """Returns the nodes that may run when these nodes or tensors of the graph are fetched, functions and all.
+        """Returns the nodes that may run when these nodes or tensors of the graph are fetched, also in functions.
 
         Raises:
-          ServingError: there is no node of a name.
+          ServingError: no node has one of the names.
         """
         graph = self._nodes[GRAPH]
         waiting, seen, called = [_node_name(name) for name in names], set(), set()
@@ -97,7 +97,7 @@ class Program:
         """Returns the nodes that may run when these functions are called.
 
         Raises:
-          ServingError: there is no function of a name.
+          ServingError: no function has one of the names.
         """
         waiting, called = list(names), set()
         while waiting:
@@ -110,9 +110,9 @@ class Program:
         return {(name, node) for name in called for node in self._nodes[name]}
 
     def origins(self, scope: str, reference: str) -> list[Origin]:
-        """Follows a string, an input of a node in a function or in `GRAPH`, back to where it may come from.
+        """Returns the possible sources of a string, followed back through identities, variables and calls.
 
-        The way leads through identities, variables and calls.
+        The string is the input `reference` of a node in the function `scope`, or in `GRAPH`.
         """
         string_assignments = [
             (place, node.input[1])
@@ -138,8 +138,8 @@ class Program:
             elif node is not None and node.op == "Identity" and node.input:
                 waiting.append((place, node.input[0]))
             elif node is not None and node.op == "ReadVariableOp" and place == GRAPH:
-                # Whichever variable it is: handles travel too, and a graph has few variables of strings. In a function
-                # it could be a variable that `tf.saved_model.load` fills from the checkpoint.
+                # Any variable of strings counts, since handles are passed on too, and a graph has few of them. In a
+                # function, `tf.saved_model.load` could fill the variable from the checkpoint.
                 waiting += string_assignments
             else:
                 with_port = tensor if ":" in tensor else f"{tensor}:0"
@@ -148,7 +148,7 @@ class Program:
 
     def _check_depth(self) -> None:
         finished: set[str] = set()
-        # Functions that call only finished ones, level by level: those that call themselves never get their turn.
+        # Level by level, functions that call only finished ones; functions that call themselves are never finished.
         for _ in range(MAX_CALL_DEPTH):
             finished.update([name for name in self._functions if self._calls[name] <= finished])
         if unfinished := sorted(self._functions.keys() - finished):
@@ -158,7 +158,7 @@ class Program:
 
 
 def _arguments(function: function_pb2.FunctionDef) -> list[str]:
-    """Returns the names of arguments, each one tensor: after a list, inputs would have other numbers than arguments."""
+    """Returns the names of arguments, each a single tensor: a list would shift the numbers of later inputs."""
     for argument in function.signature.input_arg:
         if argument.number_attr or argument.type_list_attr or argument.type_attr:
             raise ServingError(f"function {function.signature.name!r} takes a list, or a tensor of any dtype")
@@ -166,7 +166,7 @@ def _arguments(function: function_pb2.FunctionDef) -> list[str]:
 
 
 def _by_name(nodes: Iterable[node_def_pb2.NodeDef], arguments: list[str]) -> dict[str, node_def_pb2.NodeDef]:
-    """Returns the nodes of one scope by name; refuses names that are no reference to one node or argument."""
+    """Returns the nodes of one scope by name; refuses names that do not identify one node or argument."""
     counts = collections.Counter([*arguments, *(node.name for node in nodes)])
     for name, count in counts.items():
         if count > 1:

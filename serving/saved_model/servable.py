@@ -61,7 +61,7 @@ class Servable:
         config = config_pb2.ConfigProto(device_count={"GPU": 0})
         with graph.as_default():
             self._session = tf.compat.v1.Session(graph=graph, config=config)
-            # The public function warns that it is deprecated for programs, but TensorFlow Serving works by it.
+            # The public function warns that it is deprecated for programs, but TensorFlow Serving loads like it.
             meta_graph = SavedModelLoader(str(export_dir)).load(self._session, [tf.saved_model.SERVING])
         assert meta_graph is not None
         self.signatures: dict[str, meta_graph_pb2.SignatureDef] = dict(meta_graph.signature_def)
@@ -73,7 +73,7 @@ class Servable:
         self._callables = {name: self._make_callable(signature) for name, signature in self._runnable.items()}
 
     def signature(self, name: str, *, of_examples: bool = False) -> Signature:
-        """Returns the signature that a request names; empty for `serving_default`.
+        """Returns the signature that a request names; an empty name is `serving_default`.
 
         Raises:
           RequestError: FAILED_PRECONDITION if there is none. For a request to classify or regress (`of_examples`)
@@ -92,9 +92,9 @@ class Servable:
         """Runs one signature, and returns its outputs by their keys.
 
         Args:
-          signature_name: empty for `serving_default`.
-          inputs: one array for each input of the signature, by its key, of the declared dtype and shape.
-          output_filter: keys of the outputs to return; all of them if empty.
+          signature_name: name of the signature; empty for `serving_default`.
+          inputs: array for each input of the signature, by key, of the declared dtype and shape.
+          output_filter: keys of the outputs to return; empty for all outputs.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -107,8 +107,8 @@ class Servable:
         """Classifies or regresses (`method`) serialised `tf.Example` messages, bytes `[n]`.
 
         Returns:
-          To `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, each only where the signature has it;
-          to `regress`, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives it.
+          For `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, or the one that the signature has; for
+          `regress`, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives them.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -142,12 +142,12 @@ class Servable:
         del self._session
 
     def _make_callable(self, signature: Signature) -> Callable[..., list[np.ndarray]]:
-        """Binds a signature to positional arrays, inputs and outputs in the order of their sorted keys."""
+        """Returns a function that runs a signature; arguments and results are in the order of sorted keys."""
         inputs, outputs = signature.definition.inputs, signature.definition.outputs
         options = config_pb2.CallableOptions(
             feed=[inputs[key].name for key in signature.input_keys],
             fetch=[outputs[key].name for key in signature.output_keys],
-            # In the thread that calls: handing a small graph to a pool took 100 of 180 us.
+            # Runs in the calling thread: handing a small graph to a pool took 100 of 180 us.
             run_options=config_pb2.RunOptions(inter_op_thread_pool=-1),
         )
         # The public `make_callable` works out feeds and fetches again in Python at every call, which took 190 us of
@@ -156,5 +156,5 @@ class Servable:
 
 
 def filtered(outputs: Tensors, output_filter: Sequence[str]) -> Tensors:
-    """Returns the outputs that a request asks for, in its order; all of them if it names none."""
+    """Returns the outputs that a request asks for, in the request's order; all outputs if the request names none."""
     return {key: outputs[key] for key in output_filter} if output_filter else outputs

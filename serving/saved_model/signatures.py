@@ -1,4 +1,4 @@
-"""Checks requests against a signature, in TensorFlow Serving's words and cheaply, and describes signatures."""
+"""Checks requests against a signature, fast and with TensorFlow Serving's messages, and describes signatures."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -41,10 +41,10 @@ class Signature:
         self._expected = {key: (_dtype(info), _shape(info)) for key, info in definition.inputs.items()}
 
     def check_predict(self, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str]) -> None:
-        """Checks the tensors of a predict request: names, dtypes, shapes and the outputs asked for.
+        """Checks the tensors of a predict request (names, dtypes, shapes) and the outputs asked for.
 
         Raises:
-          RequestError: INVALID_ARGUMENT naming the first that is wrong.
+          RequestError: INVALID_ARGUMENT naming the first fault.
         """
         self._check_input_names(inputs.keys())
         for key, array in inputs.items():
@@ -85,12 +85,12 @@ class Signature:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
     def examples_input(self, method: str, examples: np.ndarray) -> Tensors:
-        """Returns the input to `classify` or `regress` (`method`) serialised `tf.Example` messages, bytes `[n]`.
+        """Returns the input for `classify` or `regress` (`method`) of serialised `tf.Example` messages, bytes `[n]`.
 
-        As in TensorFlow Serving, the names of a signature's tensors, not its method name, tell what it can do.
+        As in TensorFlow Serving, the names of a signature's tensors, not its method name, decide which it can run.
 
         Raises:
-          RequestError: INVALID_ARGUMENT if the signature cannot do it, or there are no examples.
+          RequestError: INVALID_ARGUMENT if the signature cannot run `method`, or there are no examples.
         """
         is_classify = method == CLASSIFY
         if len(self.input_keys) != 1:
@@ -145,7 +145,8 @@ def _checked_values(outputs: Tensors, num_examples: int) -> Tensors:
     return {VALUES_KEY: values}
 
 
-# By method, checks outputs for a number of examples, and returns those of the answer; see `Servable.on_examples`.
+# By method, a function that checks outputs for a number of examples and returns the answer's outputs; see
+# `Servable.on_examples`.
 CHECKED_OUTPUTS = {CLASSIFY: _checked_classes, REGRESS: _checked_values}
 
 
@@ -163,7 +164,7 @@ def _described(info: meta_graph_pb2.TensorInfo) -> dict[str, Any]:
 
 
 def _shape(info: meta_graph_pb2.TensorInfo) -> tuple[int | None, ...] | None:
-    """Returns the sizes of a tensor, None where one is open; None for any rank."""
+    """Returns the sizes of a tensor, None for an open size; only None for an open rank."""
     if info.tensor_shape.unknown_rank:
         return None
     return tuple([None if dimension.size < 0 else dimension.size for dimension in info.tensor_shape.dim])

@@ -1,6 +1,6 @@
 """Writes and reads an export's warm-up requests, which a server replays before a version takes its first real request.
 
-Their file is refused if a server would not load it, or would take much memory for it.
+A file of warm-up requests is refused if a server would not load it, or would need much memory for it.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def read_logs(export_dir: Path) -> list[prediction_log_pb2.PredictionLog]:
     """Reads the logs of an export's predict, classify and regress requests; none if it has no warm-up file.
 
     Raises:
-      ServingError: naming the file and the record that TensorFlow Serving would not load, or not in bounded memory.
+      ServingError: TensorFlow Serving would not load the file, or not in bounded memory; names the file and the record.
     """
     path = export_dir / layout.WARMUP_FILE
     if not path.exists():
@@ -56,7 +56,7 @@ def _read_log(what: str, record: bytes) -> prediction_log_pb2.PredictionLog:
     if kind not in [f"{method}_log" for method in (layout.PREDICT, layout.CLASSIFY, layout.REGRESS)]:
         raise ServingError(f"{what} is {kind or 'empty'}, not a predict, classify or regress log.")
     for key, tensor in log.predict_log.request.inputs.items():
-        # One value stands for all of them, so a few bytes may unfold to any size.
+        # One value may stand for all elements, so a few bytes may grow to any size.
         sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
         if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_ELEMENTS:
             raise ServingError(f"{what} has an input {key!r} of shape {sizes[:8]}; store smaller requests.")
@@ -72,8 +72,8 @@ class WarmupRequest:
 
     Attributes:
       method: `predict`, `classify` or `regress`.
-      signature_name: the signature.
-      inputs: by key; to classify and regress only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
+      signature_name: name of the signature.
+      inputs: arrays by key; to classify and regress only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
     """
 
     method: str
@@ -84,15 +84,15 @@ class WarmupRequest:
 def write_requests(
     export_dir: Path, model_name: str, signatures: Sequence[str], client_ids: Sequence[str], input_shape: tuple
 ) -> None:
-    """Writes warm-up requests for every signature of `layout` and batch size, for known and unknown clients.
+    """Writes a warm-up request for every signature and every batch size, with known and unknown clients.
 
-    Examples are zeros of `input_shape` and images are black: shapes warm a server up, and an export should carry no
-    one's data.
+    Examples are zeros of `input_shape` and images are black: only shapes matter for a warm-up, and an export should
+    hold nobody's data.
     """
     with tf.io.TFRecordWriter(str(export_dir / layout.WARMUP_FILE)) as writer:
         for signature_name in signatures:
             for batch_size in BATCH_SIZES:
-                # The unknown client and some known ones, each as often as it takes.
+                # The unknown client and some known ones, repeated to fill the batch.
                 ids = np.resize(np.array(["", *client_ids[: batch_size - 1]], object), batch_size)
                 writer.write(_log(model_name, signature_name, ids, input_shape).SerializeToString())
 
@@ -101,7 +101,7 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
     """Reads the warm-up requests of an export; none if it has no warm-up file.
 
     Raises:
-      ServingError: as `read_logs`.
+      ServingError: as in `read_logs`.
     """
     for log in read_logs(export_dir):
         kind = log.WhichOneof("log_type")

@@ -1,15 +1,15 @@
-"""A development server in TensorFlow Serving's words.
+"""A development server with TensorFlow Serving's APIs and messages.
 
 options: limits and batching
-metrics: what is counted
+metrics: counters for Prometheus
 loaded_version: one version in memory, its requests merged
 versions: states of versions; which take requests; which to load
-manager: loads, watches, replaces; tells of models
+manager: versions loaded, watched and replaced; descriptions of models
 tensors: TensorProto and examples to arrays
 json_documents: JSON as TensorFlow Serving reads and writes it
 json_inputs: rows, columns and examples of JSON to arrays
-rest_api: what each route answers
-rest_server: over HTTP, in bounded time and memory
-grpc_server: over gRPC
+rest_api: answers of each route
+rest_server: the REST API over HTTP, in bounded time and memory
+grpc_server: the services over gRPC
 embedded: the server
 """

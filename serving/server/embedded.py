@@ -22,7 +22,7 @@ from serving.tf_serving import METRICS_PATH, ServedModel
 from tff_pdp.errors import ServingError
 
 _LOGGER = logging.getLogger(__name__)
-# The gRPC port of a server that answers, and how to end it.
+# The gRPC port of a running server, and a function that ends the server.
 _Started = tuple[int, Callable[[], object]]
 
 
@@ -30,8 +30,8 @@ _Started = tuple[int, Callable[[], object]]
 class EmbeddedServer:
     """Serves models over TensorFlow Serving's REST and gRPC APIs, on one event loop in a thread of its own.
 
-    Use it as a context manager, or call `start` and `stop`. A version exported while it runs is picked up within
-    `poll_seconds`; one that does not load is reported in the model status, and the old one goes on.
+    Use it as a context manager, or call `start` and `stop`. The running server loads a new version within
+    `poll_seconds`; a version that does not load is reported in the model status, and the old version goes on.
 
     There is no authentication and no encryption; the default address is the loopback address.
 
@@ -41,12 +41,12 @@ class EmbeddedServer:
           server.wait()
 
     Attributes:
-      models: the models served from the start.
-      rest_port: port of the REST API; 0 for a free one, whose number is here while the server runs.
-      grpc_port: port of the gRPC API, likewise.
-      host: the address listened on.
-      poll_seconds: how often to look for new versions; 0 for only at the start.
-      batching: how requests that wait for the model are merged; None to run each on its own.
+      models: models served from the start.
+      rest_port: port of the REST API; 0 for a free port, whose number is here while the server runs.
+      grpc_port: port of the gRPC API; 0 as in `rest_port`.
+      host: address to listen on.
+      poll_seconds: seconds from one look for new versions to the next; 0 to look only at the start.
+      batching: options for merging requests that wait for the model; None to run each request on its own.
       limits: bounds on requests.
 
     Raises:
@@ -76,10 +76,10 @@ class EmbeddedServer:
         """Takes the ports, loads the newest good versions and starts to answer.
 
         Raises:
-          ServingError: if a port is taken or a model has no version that loads; nothing is left running then.
+          ServingError: a port is taken or a model has no version that loads; nothing is left running.
         """
         with contextlib.ExitStack() as starting:
-            # Ports first: a taken one is found out before a long load, and gRPC would print lines of its own.
+            # Ports first: a taken port is reported before a long load, and gRPC would print lines of its own.
             listening = starting.enter_context(_bind("REST", self.host, self.rest_port))
             _bind("gRPC", self.host, self.grpc_port).close()
             metrics = Metrics()
@@ -98,13 +98,13 @@ class EmbeddedServer:
         self._stopped.set()
 
     def wait(self) -> None:
-        """Blocks until another thread calls `stop`, or Ctrl-C is pressed, which is a normal return."""
+        """Blocks until another thread calls `stop` or Ctrl-C is pressed; both are normal returns."""
         with contextlib.suppress(KeyboardInterrupt):
             self._stopped.wait()
 
     @property
     def banner(self) -> str:
-        """Tells the person who started the server its addresses, and that it is not for production."""
+        """Returns lines for the person who starts the server: its addresses, and that it is not for production."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return "\n".join(
             [
@@ -168,7 +168,7 @@ def _run_loop(answering: Coroutine[Any, Any, None], started: "Future[_Started]")
     try:
         asyncio.run(answering)
     except BaseException as error:
-        # Before it started, the caller waits for this; afterwards nobody does.
+        # Before the server has started, the caller waits for this error; afterwards nobody does.
         if started.done():
             raise
         started.set_exception(error)
@@ -176,7 +176,7 @@ def _run_loop(answering: Coroutine[Any, Any, None], started: "Future[_Started]")
 
 def _log_loop_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     error = context.get("exception")
-    # gRPC wakes all loops of a process for the events of any; those that find nothing left to read are no failure.
+    # gRPC wakes all loops of a process for an event of one loop; it is no failure if the others find nothing to read.
     if isinstance(error, BlockingIOError) and "PollerCompletionQueue" in str(context.get("handle")):
         return
     if error is None:

@@ -1,6 +1,6 @@
 """Runs TensorFlow Serving's gRPC services on an asyncio loop: `PredictionService` and `ModelService`.
 
-A method reads bytes as its request, and its errors become the status of the call.
+Each method parses its request from bytes; errors become the status of the call.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMetho
     """Builds gRPC's handler of one method.
 
     A `RequestError` ends the call with its status, any other error with INTERNAL, without the values of the request.
-    Bytes that are no request are INVALID_ARGUMENT, where the library would answer UNKNOWN in words of its own.
+    Bytes that are no request end it with INVALID_ARGUMENT; the library would send UNKNOWN, with another message.
     """
 
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> Message:
@@ -74,7 +74,7 @@ def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMetho
 
 @dataclasses.dataclass(frozen=True)
 class _Services:
-    """Runs signatures and describes them; tells the states of models, and changes which are served."""
+    """Runs and describes signatures, reports the states of models, and changes the list of served models."""
 
     manager: ModelManager
     metrics: Metrics
@@ -97,7 +97,7 @@ class _Services:
         }
 
     async def _status(self, request: Any) -> Message:
-        """Returns the states of one version, or of all that were seen."""
+        """Returns the state of one version, or the states of all versions that were seen."""
         return status_response(self.manager, requested_spec(request))
 
     async def _reload(self, request: Any) -> Message:
@@ -152,7 +152,7 @@ class _Services:
             return metadata_response(loaded)
 
     async def _multi_inference(self, request: Any) -> Message:
-        """Refuses all requests: exports do not have the several heads in one graph that these are for."""
+        """Refuses all requests: they are for graphs with several heads, which exports do not have."""
         raise RequestError(grpc.StatusCode.UNIMPLEMENTED, "MultiInference is not implemented by this server")
 
     def _on_examples(self, method: str, request: Any, loaded: LoadedVersion) -> Awaitable[Tensors]:
@@ -192,7 +192,7 @@ async def running_grpc_server(
     """
     server = grpc.aio.server(
         options=[
-            # On by default, which lets two servers share a port, each getting some of the requests.
+            # On by default; it lets two servers share a port, each with some of the requests.
             ("grpc.so_reuseport", 0),
             ("grpc.max_receive_message_length", limits.max_bytes),
             ("grpc.max_send_message_length", -1),

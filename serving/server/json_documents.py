@@ -21,7 +21,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parses the body of a request into its JSON object.
 
     NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. If
-    a key is given twice, the last value counts, where TensorFlow Serving takes the first.
+    a key is given twice, the last value counts; in TensorFlow Serving, the first value counts.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the body is not JSON, or not an object.
@@ -48,12 +48,12 @@ def signature_name(document: dict[str, Any]) -> str:
 
 
 def write(document: Any, *, finite: bool) -> bytes:
-    """Writes an answer, its arrays as lists, its floats in the shortest digits that tell them from all others.
+    """Writes an answer, with arrays as lists and each float with the fewest digits that identify it.
 
     Args:
       document: the answer.
-      finite: whether no float is NaN or infinite. These are written more slowly and as TensorFlow Serving does, though
-        strict JSON has no words for them.
+      finite: whether no float is NaN or infinite. NaN and infinities are written more slowly, as in TensorFlow Serving;
+        strict JSON does not have them.
     """
     if finite:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -76,7 +76,7 @@ def quote(value: Any) -> str:
     """Returns the beginning of a value as JSON, for messages."""
     text = ""
     try:
-        # In pieces: a large value is not written out to be cut.
+        # In pieces, so that a large value is not written in full only to be cut.
         for piece in json.JSONEncoder(ensure_ascii=False).iterencode(value):
             text += piece[:_MAX_QUOTED_CHARACTERS]
             if len(text) >= _MAX_QUOTED_CHARACTERS:
@@ -136,7 +136,7 @@ def _to_list(value: np.ndarray | np.generic) -> Any:
 
 
 _BYTES_SUFFIX = "_bytes"
-# TensorFlow Serving writes these, and strings.
+# The dtypes that TensorFlow Serving writes, besides strings.
 _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint32", "uint64", "bool")
 
 
@@ -187,5 +187,5 @@ def _to_column(key: str, array: np.ndarray) -> Any:
         raise invalid_argument(f"Failed to write JSON value for tensor type: {array.dtype}")
     if array.dtype != np.float32 or array.size == 0:
         return array.tolist()
-    # These stay arrays, which are written fastest and with their own digits.
+    # float32 values stay arrays, which are written fastest and with the digits of float32.
     return array.copy("C") if array.ndim else array[()]

@@ -1,4 +1,4 @@
-"""Makes arrays of the inputs of a request over REST: rows (`instances`), columns (`inputs`) or examples."""
+"""Turns the inputs of a REST request into arrays: rows (`instances`), columns (`inputs`) or examples."""
 
 import base64
 import binascii
@@ -90,7 +90,7 @@ def _from_rows(document: dict[str, Any], dtypes: dict[str, tf.DType]) -> dict[st
 
 
 def _to_array(value: Any, dtype: tf.DType) -> np.ndarray | None:
-    """Builds an array from nested lists; None where one is ragged or a value is of another type, see `_check`."""
+    """Builds an array from nested lists; None if a list is ragged or a value has another type, see `_check`."""
     shape, values = [], [value]
     # Level by level, so that each pass over the values runs in C.
     while values and isinstance(values[0], list):
@@ -255,7 +255,7 @@ _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int6
 def parse_examples(document: dict[str, Any]) -> tuple[bytes, list[bytes]]:
     """Turns the objects under `context` and `examples` into serialised `tf.train.Example` messages.
 
-    Numbers with a point are floats, others int64; strings and base64 objects are bytes.
+    Numbers with a decimal point become floats, other numbers int64; strings and base64 objects become bytes.
 
     Returns:
       The features that all examples share, and the examples.
@@ -285,7 +285,7 @@ def _serialized(value: Any) -> bytes:
 
 
 def _fill(feature: tf.train.Feature, name: str, values: Sequence[Any]) -> None:
-    """Adds the values to a feature, whose kind is that of the first."""
+    """Adds the values to a feature, whose kind is the kind of the first value."""
     kinds = {_kind(name, value) for value in values} if set(map(type, values)) != {float} else {"float_list"}
     if len(kinds) > 1:
         expected = _KIND_NAMES[_kind(name, values[0])]

@@ -1,4 +1,4 @@
-"""Holds one version in memory: runs its requests off the event loop, and frees it when the last of them has ended.
+"""Holds one version in memory: runs requests off the event loop, and frees the version after its last request.
 
 Requests that arrive while the model is busy are merged into batches, so that no request waits for a timeout.
 """
@@ -25,11 +25,11 @@ from serving.server.options import BatchingOptions
 Inputs = Mapping[str, np.ndarray]
 # Requests with the same dtype and inner sizes of each input can be merged.
 _Kind = tuple
-# Takes the examples of each request of a batch, and how many were run, padding included.
+# Takes the number of examples of each request of a batch, and the number that ran, padding included.
 OnBatch = Callable[[Sequence[int], int], None]
 
-# Under load, a request takes gRPC's library several turns to read. With 32 clients at a time, batches of one example
-# grew from 5 to 13 requests by this.
+# Under load, gRPC's library takes several turns of the loop to read a request. With 32 clients at a time, batches of
+# requests with one example each grew from 5 to 13 requests by this wait.
 _QUIET_TURNS = 8
 
 
@@ -38,10 +38,10 @@ class _Waiting:
     """One request in the queue.
 
     Attributes:
-      inputs: its tensors.
-      num_examples: their common first size; None without one, and then the request runs on its own.
-      weight: the examples it counts for, those of a full batch where it runs on its own.
-      answer: the future that its caller waits for.
+      inputs: tensors of the request, by key.
+      num_examples: common first size of the inputs; None if there is none, so that the request runs on its own.
+      weight: number of examples that the request counts for; that of a full batch if the request runs on its own.
+      answer: future that the caller waits for.
     """
 
     inputs: Inputs
@@ -59,7 +59,7 @@ class Batcher:
     never merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
     whose inputs have different first sizes runs on its own.
 
-    `submit` is that of an executor with `num_batch_threads` to spare, whose threads call `run_inputs` and `on_batch`.
+    `submit` is the method of an executor with `num_batch_threads` free threads, which call `run_inputs` and `on_batch`.
     """
 
     run_inputs: Callable[[Inputs], Tensors]
@@ -68,7 +68,7 @@ class Batcher:
     on_batch: OnBatch
 
     def __post_init__(self):
-        # By kind, so that a batch is taken from the front of one queue; a queue that is left over goes to the end.
+        # By kind, so that a batch is taken from the front of one queue; a queue with requests left goes to the end.
         self._queues: dict[_Kind, collections.deque[_Waiting]] = {}
         self._num_waiting = 0
         self._num_running = 0
@@ -76,10 +76,10 @@ class Batcher:
         self._quiet_turns: int | None = None
 
     async def run(self, inputs: Inputs) -> Tensors:
-        """Runs one request, merged with others or not.
+        """Runs one request, alone or merged with others.
 
         Raises:
-          RequestError: UNAVAILABLE if the queue is full; otherwise as a run of this request alone.
+          RequestError: UNAVAILABLE if the queue is full; otherwise the error of a run of this request alone.
         """
         loop = asyncio.get_running_loop()
         num_examples, largest = _num_examples(inputs), self.options.max_batch_size
@@ -109,7 +109,7 @@ class Batcher:
             )
 
     def _leave(self, kind: _Kind, waiting: _Waiting) -> None:
-        """Takes a request whose caller is gone out of the queue, if it has not left it yet."""
+        """Removes a request whose caller is gone from the queue, if the request is still there."""
         queue = self._queues.get(kind)
         if queue is None or waiting not in queue:
             return
@@ -119,7 +119,7 @@ class Batcher:
             del self._queues[kind]
 
     def _collect(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts batches when all requests that arrived are read: running half of them first would cost another run."""
+        """Starts batches once all arrived requests are read: a batch of half of them would cost another run."""
         self._quiet_turns = (self._quiet_turns or 0) + 1
         if self._quiet_turns < _QUIET_TURNS and self._num_waiting < self.options.max_batch_size:
             loop.call_soon(self._collect, loop)
@@ -162,7 +162,7 @@ class Batcher:
     def _run_batch(self, batch: Sequence[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
         """Runs in a thread: finds for each request its answer or its own error, and hands them to the loop."""
         answers = self._answers(batch)
-        # A loop that was ended has nobody left who waits.
+        # Nobody waits on a loop that has ended.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finish, batch, answers, loop)
 
@@ -212,7 +212,7 @@ def _num_examples(inputs: Inputs) -> int | None:
 def _merged(key: str, batch: Sequence[_Waiting], padding: int) -> np.ndarray:
     arrays = [waiting.inputs[key] for waiting in batch]
     if padding:
-        # A row that is there already is one that the model accepts.
+        # The model accepts copies of a row that is there already.
         arrays.append(np.repeat(arrays[-1][:1], padding, axis=0))
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
@@ -222,17 +222,17 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(eq=False)
 class LoadedVersion:
-    """One version of one model.
+    """One loaded version of a model.
 
     Requests belong to one event loop. The count of users is behind a lock, since a version is retired by the thread
     that loaded its successor.
 
     Attributes:
-      name: the model's name.
-      version: the version's number.
-      servable: the loaded export, closed by `retire`'s callback.
-      executor: the threads that run requests, and call `on_batch`.
-      batching: how requests are merged; None to run each on its own.
+      name: name of the model.
+      version: number of the version.
+      servable: loaded export, closed by `retire`'s callback.
+      executor: threads that run requests, and call `on_batch`.
+      batching: options for merging requests; None to run each request on its own.
     """
 
     name: str
@@ -273,7 +273,7 @@ class LoadedVersion:
         return await batcher.run(inputs)
 
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Runs in a thread, as a user of its own: a run outlives a caller that goes away."""
+        """Calls a function in a thread, counted as a user: the call outlives a caller that goes away."""
         self.add_user()
         try:
             future = self.executor.submit(function, *arguments)
@@ -284,12 +284,12 @@ class LoadedVersion:
         return future
 
     def add_user(self) -> None:
-        """Counts a request, or a run for it, in. Only for a version that is not retired."""
+        """Adds a user: a request, or a run for a request. The version must not be retired."""
         with self._lock:
             self._num_users += 1
 
     def remove_user(self) -> None:
-        """Counts a request out; the last one of a retired version ends it."""
+        """Removes a user; a retired version ends with its last user."""
         with self._lock:
             self._num_users -= 1
             ended = self._num_users == 0 and self._when_unused
@@ -297,7 +297,7 @@ class LoadedVersion:
             ended()
 
     def retire(self, when_unused: Callable[[], None]) -> None:
-        """Ends the version: no further request comes, and `when_unused` is called once the last one has ended."""
+        """Ends the version: no further request comes, and `when_unused` is called once the last user is gone."""
         with self._lock:
             self._when_unused = when_unused
             is_unused = self._num_users == 0

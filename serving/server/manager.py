@@ -1,6 +1,6 @@
 """Decides which model and version answers a request: loads, watches and replaces versions while requests run.
 
-Makes the messages about models that both protocols send: the state of versions, and their signatures.
+Builds the messages about models that both protocols send: states and signatures of versions.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tff_pdp.errors import ServingError
 # pyright: reportAttributeAccessIssue=false
 
 _LOGGER = logging.getLogger(__name__)
-# Versions that load at the same time.
+# Number of versions that load at the same time.
 _LOAD_THREADS = 2
 # More than one, also on one core: a slow model must not hold up the others.
 _RUN_THREADS = max(4, os.cpu_count() or 1)
@@ -58,18 +58,18 @@ class ModelManager:
         batching: BatchingOptions | None = None,
         load_export: Callable[[Path], Servable] = load_servable,
     ):
-        """Does not touch the disk yet; see `load`.
+        """Keeps the options; only `load` and later calls read the disk.
 
         Args:
-          models: the models to serve, with different names.
-          poll_seconds: how often to look for changes on disk; 0 to look only once.
-          metrics: counts loads and batches.
-          batching: how requests are merged; None to run each on its own.
-          load_export: checks, loads and warms up one export.
+          models: models to serve, with different names.
+          poll_seconds: seconds from one look for changes on disk to the next; 0 to look only once.
+          metrics: counters of loads and batches.
+          batching: options for merging requests; None to run each request on its own.
+          load_export: function that checks, loads and warms up one export.
         """
         self._models = list(models)
         self._poll_seconds = poll_seconds
-        # Folders that `reload` may read, with those below.
+        # Folders that `reload` may read, with all folders below.
         self._allowed_roots = [model.base_path for model in models]
         self.statuses = StatusBoard()
         self._load_executor = ThreadPoolExecutor(_LOAD_THREADS, thread_name_prefix="load")
@@ -138,7 +138,7 @@ class ModelManager:
         """Replaces the whole list of models, and returns when the new ones serve. Nothing changes on an error.
 
         As in TensorFlow Serving, labels may only name versions that serve before the change. A list with a model that
-        has nothing to serve is refused, where TensorFlow Serving puts it in place or waits. If the caller is cancelled,
+        has nothing to serve is refused; TensorFlow Serving accepts such a list or waits. If the caller is cancelled,
         the change still happens.
 
         Raises:
@@ -197,7 +197,7 @@ class ModelManager:
             try:
                 with self._changing:
                     self._refresh()
-            # The thread must outlive whatever happens to one look at the disk.
+            # The thread must outlive every failure of a look at the disk.
             except Exception:
                 _LOGGER.exception("Looking for new versions failed; what is loaded goes on serving.")
 
@@ -228,7 +228,7 @@ class ModelManager:
         """Retires the versions that were loaded for a change that does not happen."""
         for version in self._table.lacking(table):
             self._retire(version)
-        # A model that was to move has tried versions of the same numbers.
+        # If a model was to get another folder, versions of the same numbers were tried, and changed the states.
         self._report_available()
 
     def _report_available(self) -> None:
@@ -255,7 +255,7 @@ SIGNATURE_DEF = "signature_def"
 
 
 def requested_spec(request: Any) -> ModelSpec:
-    """Reads which model and version a message asks for.
+    """Returns the model and version that a message asks for.
 
     Raises:
       RequestError: INVALID_ARGUMENT without a ModelSpec.

@@ -32,9 +32,9 @@ class Observation:
     """One request being answered.
 
     Attributes:
-      runtime_latency: the times of runs.
-      api: the method, `Predict` or over REST `predict`; empty where a path asks for none.
-      model_name: the model that answers; empty where the request names none that is served.
+      runtime_latency: histogram of the times of runs.
+      api: name of the method, such as `Predict` or, over REST, `predict`; empty if a path has no method.
+      model_name: name of the model that answers; empty if the request names no served model.
     """
 
     runtime_latency: prometheus_client.Histogram
@@ -42,7 +42,7 @@ class Observation:
     model_name: str = ""
 
     async def timed(self, run: Awaitable[Result]) -> Result:
-        """Awaits the run of a signature and times it with the wait for its batch, as TensorFlow Serving does."""
+        """Awaits the run of a signature and records the time, with the wait for a batch, as TensorFlow Serving does."""
         start = time.perf_counter()
         result = await run
         seconds = time.perf_counter() - start
@@ -51,7 +51,7 @@ class Observation:
 
 
 class Metrics:
-    """Counters of one server; several in one process do not mix. Safe to use from many threads."""
+    """Counters of one server, apart from other servers in the process. Safe to use from many threads."""
 
     def __init__(self):
         self._registry = prometheus_client.CollectorRegistry()
@@ -108,14 +108,14 @@ class Metrics:
         self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """Counts an attempt to load a version, which took so many seconds, warm-up included."""
+        """Counts an attempt to load a version, which took `seconds`, warm-up included."""
         path = f"{name}/{version}"
         self._load_attempt_count.add([path, "success" if ok else "fail"])
         if ok:
             self._load_latency.add([path], int(seconds * _MICROSECONDS))
 
     def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """Counts a batch of a model: the examples of each request, and all that were run, padding included."""
+        """Counts a batch of a model: examples of each request, and all examples that ran, padding included."""
         sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
             sizes.observe(size)

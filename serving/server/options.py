@@ -1,6 +1,6 @@
 """Defines the server's options: bounds on requests, and how requests are merged into batches.
 
-Reads the latter from TensorFlow Serving's file of batching parameters.
+The options for batches can be read from TensorFlow Serving's file of batching parameters.
 """
 
 import dataclasses
@@ -29,13 +29,13 @@ _WRAPPERS = dict.fromkeys((*_READ, "batch_timeout_micros", "max_execution_batch_
 
 @dataclasses.dataclass(frozen=True)
 class BatchingOptions:
-    """How requests are merged, under the names of TensorFlow Serving's batching parameters.
+    """Options for merging requests, under the names of TensorFlow Serving's batching parameters.
 
     Attributes:
-      max_batch_size: most examples in one batch. A larger request runs on its own, where TensorFlow Serving refuses
-        it (`enable_large_batch_splitting` unset): a development server has no other replica to send it to.
-      max_enqueued_batches: batches that may wait for one signature; a request beyond them is UNAVAILABLE.
-      num_batch_threads: batches of one signature that run at the same time.
+      max_batch_size: largest number of examples in one batch. A larger request runs on its own; TensorFlow Serving
+        refuses it (`enable_large_batch_splitting` unset), but a development server has no other replica to send it to.
+      max_enqueued_batches: number of batches that may wait for one signature; a request beyond them is UNAVAILABLE.
+      num_batch_threads: number of batches of one signature that run at the same time.
       allowed_batch_sizes: sizes that batches are padded to, ascending, the last one `max_batch_size`; empty for any.
 
     Raises:
@@ -63,7 +63,7 @@ class BatchingOptions:
             )
 
     def padded_size(self, num_examples: int) -> int:
-        """Returns the smallest allowed size that holds so many examples; the number itself if none does."""
+        """Returns the smallest allowed size that holds `num_examples`; `num_examples` itself if none does."""
         return next((size for size in self.allowed_batch_sizes if size >= num_examples), num_examples)
 
 
@@ -112,11 +112,11 @@ class Limits:
     """Bounds on requests.
 
     Attributes:
-      max_bytes: largest request accepted, after it is unpacked; a larger REST body is answered with 413.
-      max_elements: most elements in one gRPC input tensor, which may stand for more than its bytes.
-      timeout_seconds: how long a REST client may take to send its headers, to send its body, to take its answer, and to
-        keep a connection idle.
-      grace_seconds: how long running requests may go on when the server stops.
+      max_bytes: largest size of an unpacked request, in bytes; a larger REST body is answered with 413.
+      max_elements: largest number of elements in one gRPC input tensor, whose few bytes may stand for many elements.
+      timeout_seconds: seconds that a REST client may take to send its headers, to send its body, to take its answer,
+        and to keep a connection idle.
+      grace_seconds: seconds that running requests may go on when the server stops.
 
     Raises:
       ServingError: naming the first value that is not positive.

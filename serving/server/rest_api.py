@@ -82,7 +82,7 @@ class RestApi:
     limits: Limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        """Returns the JSON body of the answer; notes its model and times its run in `observation`.
+        """Returns the JSON body of the answer; `observation` gets the model's name and the time of the run.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.

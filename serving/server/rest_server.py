@@ -22,9 +22,9 @@ from serving.tf_serving import METRICS_PATH
 
 _LOGGER = logging.getLogger(__name__)
 _ENTRYPOINT = "REST"
-# In place of the versions of Python and libraries.
+# Sent in place of the versions of Python and libraries.
 _HEADERS = {"Server": "tff_pdp"}
-# After a body was refused unread, a client that still sends is read from for so long, to see the answer.
+# How long a client that still sends a refused body is read from, so that it sees the answer.
 _LINGERING_SECONDS = 2.0
 
 
@@ -64,7 +64,7 @@ class _Handler:
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         response = await self._answer(request)
         try:
-            # Sent here and not by the library, which would wait for a client that takes nothing in.
+            # Sent here and not by the library, which would wait for a client that reads nothing.
             async with asyncio.timeout(self.limits.timeout_seconds):
                 await response.prepare(request)
                 await response.write_eof()
@@ -129,7 +129,7 @@ class _Connection(web.RequestHandler):
 
 
 class _Server(web.Server):
-    """Makes connections of the class above, which the library has no option for."""
+    """Makes connections of the class `_Connection`, for which the library has no option."""
 
     is_stopping = False
 
@@ -183,7 +183,7 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: f
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyError(413, f"The body has {request.content_length} bytes; this server accepts {max_bytes}.")
-    # A client that asks first has not sent its body yet: one refused by its length never comes.
+    # A client that asks first (Expect: 100-continue) has not sent its body yet, and never sends a refused body.
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
@@ -215,7 +215,7 @@ def _unpacked(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if len(unpacked) > max_bytes:
         raise _too_large(max_bytes)
     if not unpacker.eof:
-        raise BodyError(400, f"The body is not all of its {encoding}.")
+        raise BodyError(400, f"The body ends before its {encoding} data does.")
     return unpacked
 
 

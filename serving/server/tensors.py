@@ -45,8 +45,8 @@ _SIXTEEN_BIT_FLOATS = tuple(dtype for dtype, field in _VALUE_FIELDS.values() if 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
     """Decodes the input tensors of a request as TensorFlow Serving does, large ones in a thread.
 
-    Values that a message leaves out are copies of its last one, or zeros where it has none, so a few bytes may stand
-    for any number of elements: their number is compared with `max_elements`, for each tensor, before any is made.
+    Elements that a message leaves out are copies of its last value, or zeros if there is no value, so a few bytes may
+    stand for any number of elements. Each tensor's number of elements is first compared with `max_elements`.
 
     Returns:
       Arrays of the dtype and shape of each message, maybe read-only; strings are objects of type bytes.
@@ -173,11 +173,11 @@ def _malformed(key: str) -> RequestError:
 
 
 def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Joins serialised `tf.train.Example` messages with `context`, one of shared features: objects of bytes, `[n]`.
+    """Adds `context`, the serialised example of shared features, to each serialised example: bytes objects `[n]`.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies of the context exceed `max_bytes`: a small request may stand for
-        many.
+      RequestError: RESOURCE_EXHAUSTED if the copies of the context exceed `max_bytes`, as a small request may need
+        many copies.
     """
     if len(context) * len(examples) > max_bytes:
         raise RequestError(
@@ -205,7 +205,7 @@ async def off_loop(
     *arguments: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Calls a function that waits for nothing: in a thread if its work is large, else in this one."""
+    """Calls a function that waits for nothing: in another thread if its work is large, else in this thread."""
     if is_large:
         return await asyncio.to_thread(function, *arguments, **options)
     return function(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Loads the versions that a policy asks for, and knows the state of each and which take requests.
+"""Loads the versions that a policy asks for, and keeps their states and the table of versions that take requests.
 
 The loader loads missing versions, and remembers failures. The table of models and versions that take requests at one
 moment is immutable, and replaced as a whole. States of versions are those that TensorFlow Serving reports.
@@ -58,7 +58,7 @@ class ModelTable:
         return versions[number]
 
     def reusable_versions(self, model: ServedModel) -> Versions:
-        """Returns the loaded versions of a model; none if its folder is another, where numbers mean other versions."""
+        """Returns the loaded versions of a model; none if the model has a new folder, with other versions."""
         known = self._by_name.get(model.name)
         return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
 
@@ -75,7 +75,7 @@ class ModelTable:
         """Checks that the labels of a list of models name versions of this table.
 
         Raises:
-          RequestError: FAILED_PRECONDITION for the first that does not.
+          RequestError: FAILED_PRECONDITION for the first label that does not.
         """
         for model in models:
             for version in model.labels.values():
@@ -92,7 +92,7 @@ START, LOADING, AVAILABLE, UNLOADING, END = "START", "LOADING", "AVAILABLE", "UN
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """State of one version: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`, and why it ended, or empty."""
+    """State of a version: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`; `error` is why it ended, or empty."""
 
     version: int
     state: str
@@ -100,7 +100,7 @@ class VersionStatus:
 
 
 class StatusBoard:
-    """The latest state of every version ever seen, ended ones included. Safe to call from many threads."""
+    """The latest state of every version ever seen, also of ended versions. Safe to call from many threads."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -118,7 +118,7 @@ class StatusBoard:
                 self._statuses[name][version] = VersionStatus(version, END)
 
     def get(self, name: str, version: int | None = None) -> list[VersionStatus]:
-        """Returns the states of one version, or of all of a model, newest first.
+        """Returns the state of one version, or the states of all versions of a model, newest first.
 
         Raises:
           RequestError: NOT_FOUND for a model or version never seen.
@@ -130,7 +130,7 @@ class StatusBoard:
         return found
 
     def errors(self, name: str) -> list[str]:
-        """Returns why versions of a model ended, newest first."""
+        """Returns the reasons why versions of a model ended, newest first."""
         return [status.error for status in self._newest_first(name) if status.error]
 
     def _newest_first(self, name: str) -> list[VersionStatus]:
@@ -143,19 +143,19 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class VersionLoader:
-    """Loads versions in threads of its own, several at a time. Callers take turns: the loader is not thread-safe.
+    """Loads versions in threads of its own, several at a time. The loader is not thread-safe.
 
     A version that does not load counts as missing, and is not tried again until its files change: with the policy
     `Latest(1)`, the newest version that loads is served. (TensorFlow Serving tries a version five times, a minute
-    apart, with the old version meanwhile, and with none after a restart.)
+    apart; meanwhile it serves the old version, or none after a restart.)
 
     Attributes:
-      load_export: checks, loads and warms up one export.
-      load_executor: threads that load.
+      load_export: function that checks, loads and warms up one export.
+      load_executor: threads that load exports.
       run_executor: threads that run the requests of loaded versions.
-      batching: how requests are merged; None to run each on its own.
-      statuses: records states up to `LOADING`, or `END` after a failure.
-      metrics: counts every attempt and every batch.
+      batching: options for merging requests; None to run each request on its own.
+      statuses: record of states, up to `LOADING`, or `END` after a failure.
+      metrics: counters of attempts and batches.
     """
 
     load_export: Callable[[Path], Servable]
@@ -182,8 +182,8 @@ class VersionLoader:
             }
             for model in models
         }
-        # A version that fails makes room for an older one, so the missing versions are worked out again. Each is tried
-        # once, even if its files change meanwhile: a copy that grows is left alone until the next look.
+        # An older version replaces a version that fails, so the missing versions are computed again. Each version is
+        # tried once, even if its files change meanwhile: a copy that grows is left alone until the next look.
         while missing := [
             (model.name, version, candidates[model.name][version])
             for model in models
@@ -225,7 +225,7 @@ class VersionLoader:
             servable = self.load_export(export_dir)
         except ServingError as error:
             reason = str(error)
-        # Files may vanish under the loader; whatever happens to one version, the others must go on.
+        # Files may vanish during the load; a failure of one version must not stop the others.
         except Exception as error:
             _LOGGER.exception("Loading %s failed.", export_dir)
             reason = f"{export_dir} does not load: {error}"
@@ -249,10 +249,10 @@ def _snapshot(export_dir: Path) -> frozenset:
 
 
 def _kept(model: ServedModel, found: Iterable[int], candidates: Iterable[int], versions: Versions) -> Versions:
-    """Leaves out versions that the policy no longer asks for, as TensorFlow Serving's `AvailabilityPreservingPolicy`.
+    """Leaves out versions that the policy no longer asks for, like TensorFlow Serving's `AvailabilityPreservingPolicy`.
 
-    A version whose folder is gone ends, even the last one. While the policy asks for versions of which none loads, the
-    newest loaded version goes on.
+    A version whose folder is gone ends, even the last one. While none of the versions that the policy asks for loads,
+    the newest loaded version goes on.
     """
     kept = {version: versions[version] for version in model.policy.choose(candidates)}
     if not kept and versions and model.policy.choose(found):

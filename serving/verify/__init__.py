@@ -1,7 +1,7 @@
-"""Checks that an export answers right.
+"""Checks that an export answers correctly.
 
-answers: answers compared
-worker: the fresh process: what it does with an export
-fresh_process: its parent's side
-verify: the verdict
+answers: comparison of answers
+worker: the fresh process, which loads an export
+fresh_process: the parent of this process
+verify: verification of an export as a whole
 """

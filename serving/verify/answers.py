@@ -11,15 +11,15 @@ TOLERANCE = 1e-4
 
 
 def check_answers(what: str, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Compares answers with those expected.
+    """Compares answers with the right answers.
 
     Floating-point numbers may differ by `TOLERANCE`, absolute up to 1 and relative above; strings, bools, integers,
-    dtypes and shapes must be equal. A number that is not finite is equal to nothing.
+    dtypes and shapes must be equal. A number that is not finite differs from every number.
 
     Args:
-      what: the source of the answers, for the message.
-      actual: the answers by key; keys that are not expected are not compared.
-      expected: the right answers by key.
+      what: source of the answers, for messages.
+      actual: answers by key; keys that `expected` lacks are not compared.
+      expected: right answers by key.
 
     Raises:
       ServingError: naming the first answer that differs, and by how much.

@@ -1,4 +1,4 @@
-"""Runs a process of its own that loads an export as a server will: a crash or a hang there is a refusal here."""
+"""Loads exports in a separate process, as a server does: if that process crashes or hangs, the export is refused."""
 
 import dataclasses
 import json
@@ -28,9 +28,9 @@ class Expectation:
     """A request to an export and its right answer.
 
     Attributes:
-      signature_name: the signature; empty for `serving_default`.
-      inputs: an array for each input, by its key; strings as arrays of objects.
-      outputs: the answers by key, of the dtype and shape of the signature; keys that are left out are not compared.
+      signature_name: name of the signature; empty for `serving_default`.
+      inputs: array for each input, by key; strings as arrays of objects.
+      outputs: right answers by key, of the signature's dtypes and shapes; keys that are left out are not compared.
     """
 
     signature_name: str
@@ -39,10 +39,11 @@ class Expectation:
 
 
 class FreshProcess:
-    """A process that has imported TensorFlow and nothing of the training, for the verification of exports.
+    """A process that has imported TensorFlow but nothing of the training, for the verification of exports.
 
-    The import takes seconds and goes on beside the caller: start early, verify late. The process ends with the `with`
-    block and with its parent. After a verification that crashed or took too long, the next one starts another process.
+    The import takes seconds, during which the caller goes on: start early, verify late. The process ends with the
+    `with` block or with its parent. After a verification that crashed or took too long, the next one starts a new
+    process.
 
     Example:
       >>> with FreshProcess() as process:
@@ -64,7 +65,7 @@ class FreshProcess:
         self.close()
 
     def close(self) -> None:
-        """Ends the process; a second time does nothing."""
+        """Ends the process; a second call does nothing."""
         self._worker.stop()
 
     def verify(self, export_dir: Path, expectations: Sequence[Expectation] = ()) -> dict[str, Any]:
@@ -72,13 +73,13 @@ class FreshProcess:
 
         Args:
           export_dir: the directory of one version.
-          expectations: requests and the answers they must get, up to `serving.verify.answers.TOLERANCE`.
+          expectations: requests and their right answers, up to `serving.verify.answers.TOLERANCE`.
 
         Returns:
           The findings as JSON values; see `serving.verify.worker`.
 
         Raises:
-          ServingError: the export is refused, or the process died of it or did not answer in time.
+          ServingError: the export is refused, or the process died or did not answer in time.
         """
         if self._worker.process.poll() is not None:
             self._worker.stop()
@@ -96,7 +97,7 @@ class FreshProcess:
                 self._worker.stop()
                 raise ServingError(f"{export_dir} is refused: the process that loaded it {failure}") from failure
             except BaseException:
-                # A late answer would be taken for the next one's.
+                # A late answer would be taken for the answer to the next job.
                 self._worker.stop()
                 raise
         if "refused" in answer:
@@ -105,7 +106,7 @@ class FreshProcess:
 
 
 class _WorkerFailed(Exception):
-    """How a worker failed to answer."""
+    """The reason why a worker did not answer."""
 
 
 class _Worker:
@@ -127,7 +128,7 @@ class _Worker:
                 "PYTHONPATH": os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])]),
                 # Exports are served on the CPU, and training may hold the accelerator.
                 "CUDA_VISIBLE_DEVICES": "-1",
-                # Fatal messages alone: warnings find fault with every machine that has no accelerator.
+                # Fatal messages only: every machine without an accelerator would cause warnings.
                 "TF_CPP_MIN_LOG_LEVEL": "3",
             },
             # Ctrl-C in the terminal is for us to handle; we stop the worker afterwards.
@@ -164,9 +165,9 @@ class _Worker:
 
 
 def _stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    if os.getpid() != owner:  # A forked copy of us is not to stop the worker we still use.
+    if os.getpid() != owner:  # A forked copy of us must not stop the worker that we still use.
         return
-    # It keeps no state that an orderly end would save.
+    # The worker has no state that an orderly end would save.
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):

@@ -15,13 +15,13 @@ class VerifiedExport:
     """The contents of an export that passed its verification.
 
     Attributes:
-      export_dir: the directory of the version.
-      files: bytes of every file, by its path below the directory.
-      signatures: those of the loaded graph by name, as `serving.saved_model.signatures.describe` has them.
+      export_dir: directory of the version.
+      files: number of bytes of every file, by path below the directory.
+      signatures: signatures of the loaded graph by name, as `serving.saved_model.signatures.describe` returns them.
       ops: all ops that the graph uses, sorted.
-      warmup_requests: how many stored requests were replayed.
-      claims: the manifest's further entries, such as `num_clients`, `layout` and `tensorflow_version`, which nothing
-        but the exporter's word vouches for.
+      warmup_requests: number of stored requests that were replayed.
+      claims: further entries of the manifest, such as `num_clients`, `layout` and `tensorflow_version`, which are not
+        checked.
     """
 
     export_dir: Path
@@ -58,7 +58,7 @@ class VerifiedExport:
 def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequence[Expectation] = ()) -> VerifiedExport:
     """Checks the files and the graph of one version, loads the export and compares its answers, in a fresh process.
 
-    The calling process reads nothing of the export before.
+    Before these checks, the calling process reads nothing of the export.
 
     Raises:
       ServingError: the export is refused; the message names the file or the answer, and why.
@@ -83,7 +83,7 @@ def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
     """Returns a path itself if it holds a SavedModel, else the versions of a base path, or only the `latest`.
 
     Raises:
-      ServingError: the path is neither.
+      ServingError: the path holds neither.
     """
     if (path / layout.SAVED_MODEL_FILE).exists():
         return [path]

@@ -1,9 +1,9 @@
 """Runs the process behind `FreshProcess`: reads jobs, a line of JSON each, and answers each with a line of JSON.
 
 A job has `export_dir`, `scratch` (a directory for temporary files), `timeout_seconds` and `expectations`, each with a
-`signature_name` and the files of its `inputs` and `outputs`. The answer is `{"refused": reason}`, or what was found:
-`signatures` (dtypes and shapes of inputs and outputs), `ops` (all that the graph uses) and `warmup_requests` (how many
-were replayed).
+`signature_name` and the files of its `inputs` and `outputs`. The answer is `{"refused": reason}`, or the findings:
+`signatures` (dtypes and shapes of inputs and outputs), `ops` (all ops of the graph) and `warmup_requests` (number of
+replayed requests).
 
 An export is checked, loaded as a server does, and its answers are compared. TensorFlow's `saved_model_cli` runs inside
 this process, as each of its commands would import TensorFlow again.
@@ -91,7 +91,7 @@ def try_export(job: dict[str, Any]) -> dict[str, Any]:
         return _try_export(export_dir, job["expectations"], Path(job["scratch"]))
     except ServingError as error:
         return {"refused": str(error)}
-    # A malformed export fails in ways of TensorFlow's that nobody lists; this process can go on with the next one.
+    # TensorFlow fails in undocumented ways on malformed exports; this process can go on with the next export.
     except Exception as error:
         return {"refused": f"{export_dir} cannot be verified: {type(error).__name__}: {error}"}
 
@@ -126,12 +126,12 @@ def _check_all_warm_up(export_dir: Path, servable: Servable, stored: Sequence[wa
 
 
 def _callable_signatures(servable: Servable) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Returns all signatures but the one of the initialization, which has no inputs."""
+    """Returns all signatures except that of the initialization, which has no inputs."""
     return {name: signature for name, signature in servable.signatures.items() if signature.inputs}
 
 
 def _checked_request(export_dir: Path, servable: Servable, expectation: dict[str, str]) -> tuple[str, Arrays]:
-    """Compares one answer; returns the signature and the inputs that it answers."""
+    """Compares the answer to one request; returns the signature and the inputs of the request."""
     signature_name = expectation["signature_name"] or DEFAULT_SIGNATURE
     inputs = load_arrays(Path(expectation["inputs"]))
     what = f"{export_dir}, signature {signature_name!r},"
@@ -153,23 +153,23 @@ def _try_command_line(export_dir: Path, servable: Servable, requests: list[tuple
     # Looks for ops that read and write files, by TensorFlow's own list; prints them and does not fail.
     text = _run_command(export_dir, "scan")
     if "does not contain the default denylisted ops" not in text or "contains the following denylisted ops" in text:
-        raise ServingError(f"{export_dir}: saved_model_cli scan finds what it forbids: {text.strip()}")
+        raise ServingError(f"{export_dir}: saved_model_cli scan finds forbidden ops: {text.strip()}")
     for signature_name, inputs in requests[:1]:
         answers = _run_signature(export_dir, signature_name, inputs, scratch)
         what = f"{export_dir}, run by saved_model_cli,"
         check_answers(what, answers, _answers(what, servable, signature_name, inputs))
 
 
-# Longer than the parent waits, so that it is the parent who says why.
+# The worker waits longer than the parent by this, so that the parent reports the reason.
 _GRACE_SECONDS = 10
 _POLL_SECONDS = 1.0
 
 
 def main() -> None:
-    """Answers jobs until the parent closes its end or is gone."""
+    """Answers jobs until the parent closes its end of the pipe or is gone."""
     parent = int(sys.argv[1])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    # Whatever TensorFlow prints goes to the log.
+    # All output of TensorFlow goes to the log.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # An export that takes all memory must cost this process its life, and no other.
     Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -36,13 +36,13 @@ from tff_pdp.training.record.charges import run_id_of
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """Describes an export that was written.
+    """An export that was written.
 
     Attributes:
-      versions: folders of the new versions by the name of the model: one, or one for every client.
-      layout: as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
-      size: about what one of the versions takes, as its manifest has it.
-      sizes: about how many bytes weights take in each possible layout.
+      versions: folders of the new versions by model name: one folder, or one for every client.
+      layout: layout of the export, as in `tff_pdp.experiment.config.Export`, never `auto`.
+      size: approximate size of one of the versions, as in its manifest.
+      sizes: approximate number of bytes that weights take, by possible layout.
     """
 
     versions: Mapping[str, Path]
@@ -52,12 +52,12 @@ class Exported:
 
     @property
     def version(self) -> Path:
-        """The folder of the new version; raises ValueError where every client has an export of its own."""
+        """Returns the folder of the new version; raises ValueError where every client has an export of its own."""
         (version,) = self.versions.values()
         return version
 
     def layout_text(self) -> str:
-        """Returns the layout, and what the weights would take in each possible one, for a reader."""
+        """Returns the layout, and the size of the weights in each possible layout, for a reader."""
         by_size = sorted(self.sizes, key=self.sizes.__getitem__)
         sizes = ", ".join(f"{name} {plain(self.sizes[name] / 1e6)} MB" for name in by_size)
         return f"{self.layout} (weights take about: {sizes})"
@@ -68,7 +68,7 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
 
     Args:
       config: the experiment.
-      drop_added: whether the new version may lack clients, or fits of clients, that were added to the newest.
+      drop_added: whether the new version may lack clients, or fits of clients, that were added to the newest version.
 
     Raises:
       ConfigError: the method has not been trained, or the layout is not possible for it.
@@ -76,7 +76,7 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
         published.
       DataError: another process writes to the run's folder, or a file there is damaged.
     """
-    # First of all the process: it imports TensorFlow while this one loads and checks.
+    # The fresh process is first: it imports TensorFlow while this process loads and checks.
     with FreshProcess() as process, only_writer(config.algorithm_folder(config.export.algorithm)):
         method, state = load_trained(config, config.export.algorithm)
         exported_id = exported_ids(config)
@@ -134,10 +134,10 @@ def _privacy_report(
     is_divided: bool = False,
     all_runs: AllRuns | None = None,
 ) -> dict[str, Any]:
-    """Writes the privacy report: epsilon and delta of every silo, or once for all users, and the statement.
+    """Builds the privacy report: epsilon and delta of every silo, or once for all users, and the statement.
 
-    Its figures are for this method's models alone; `composed` is for all runs on the same records so far. Where each
-    client has an export of its own (`is_divided`), the report is the same in all of these, and names no client.
+    The report's figures are for this method's models alone; `composed` is for all runs on the same records so far. If
+    each client has an export of its own (`is_divided`), all these exports have the same report, which names no client.
     """
     claim, reason = claim_of_run(method, state, None if is_divided else exported_id)
     facts = facts_of(config, [(method, state)])
@@ -147,7 +147,7 @@ def _privacy_report(
         # There are no budgets under `privacy.kind: none`.
         costs = _silo_report(facts.silos if method.plan.budgets else (), exported_id, is_divided, by_scope)
         silos = [replace(silo, id="" if is_divided else exported_id(silo.id)) for silo in facts.silos]
-        # In the order of the data set, pseudonyms would tell who they are.
+        # In the order of the data set, pseudonyms would reveal the silos behind them.
         facts = replace(facts, silos=tuple(sorted(silos, key=lambda silo: silo.id)))
     else:
         spent = facts.most_spent if math.isfinite(facts.most_spent) else None
@@ -174,7 +174,7 @@ def _privacy_report(
 def _silo_report(
     costs: Iterable[SiloCosts], exported_id: Callable[[str], str], is_divided: bool, by_scope: Mapping[str, Composed]
 ) -> dict[str, Any]:
-    """Lists what every silo spent; where silos have exports of their own, only the most that any silo spent."""
+    """Lists the spending of every silo; where silos have exports of their own, only the largest spending of a silo."""
     silos = [
         {
             "id": exported_id(silo.id),
@@ -186,7 +186,7 @@ def _silo_report(
         }
         for silo in costs
     ]
-    # In the order of the data set, pseudonyms would tell who they are.
+    # In the order of the data set, pseudonyms would reveal the silos behind them.
     silos.sort(key=lambda silo: silo["id"])
     if not is_divided:
         return {"silos": silos}

@@ -1,4 +1,4 @@
-"""Records how an export was made, and checks whether a configuration still fits it."""
+"""Records how an export was made, and checks whether a configuration still fits the export."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +31,7 @@ def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]
 
 
 def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
-    """Checks that a version was made with the configuration's settings of model and method: graphs are built from them.
+    """Checks that a version was made with the configuration's settings of model and method, which shape the graph.
 
     Raises:
       ConfigError: the version is of another method, or a setting of the model or the method differs.
@@ -42,7 +42,7 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
             f"{version} holds models of {card.get('algorithm')!r}, but export.algorithm is {name!r}: export again first"
         )
     stored = {_key_of_today(key): value for key, value in card.get("settings", {}).items()}
-    # Earlier versions had methods under their own names alone.
+    # In cards of earlier versions, a method's name is its kind.
     then, now = {f"algorithms.{name}.kind": name, **stored}, _settings(config)
     for key in sorted({*then, *now}):
         if key not in then or key not in now or then[key] != now[key]:
@@ -53,11 +53,11 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
 
 
 def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> Callable[[str], str]:
-    """Returns the function from a client's id to the id that a version has for the client.
+    """Returns the function from a client's id to the client's id in a version.
 
     Raises:
       ConfigError: the configuration asks for another kind of ids.
-      ServingError: the key of hashes is missing, damaged, or not the version's.
+      ServingError: the key of hashes is missing, damaged, or not the key of the version.
     """
     kind = card.get("client_id_kind")
     if kind != config.export.client_ids:
@@ -76,7 +76,7 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
     """Returns the function from a client's id to its id in exports; makes the key of hashes for the first export.
 
     Raises:
-      ServingError: the key is missing, damaged, or not that of an export.
+      ServingError: the key is missing, damaged, or not the key of an existing export.
     """
     if config.export.client_ids == "plain":
         return str
@@ -85,7 +85,7 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
         version, _ = exports[0]
         raise ServingError(
             f"{config.client_id_key} is missing, and the ids in {version} are hashes under this key: restore it. A new "
-            f"one would give all clients other ids; to begin anew, move {config.export_folder.parent} away"
+            f"key would give all clients other ids; to begin anew, move {config.export_folder.parent} away"
         )
     hashed = ClientIdHash.load_or_create(config.client_id_key)
     for version, card in exports:
@@ -104,8 +104,8 @@ def check_leaves_out_nobody(base_path: Path) -> None:
     if fits := card.get("clients_fitted_after_training", 0):
         raise ServingError(
             f"{version} holds what `tff-pdp personalize` has fitted: {card['clients_not_in_training']} clients that "
-            f"were not in training, {fits} fits in all. An export of the trained method leaves that out. Give "
-            "--drop-added if you want this; silos pay again to be added again"
+            f"were not in training, {fits} fits in all. An export of the trained method lacks these clients and fits. "
+            "Give --drop-added if you want this; silos pay again to be added again"
         )
 
 
@@ -133,7 +133,7 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
         f"algorithms.{name}.kind": config.kind_of(name),
         **_filled(f"algorithms.{name}", taken, given),
     }
-    # As it comes back from a file: tuples are lists there.
+    # In the form that a file gives back: tuples are lists there.
     return json.loads(json.dumps(settings))
 
 
@@ -143,7 +143,7 @@ def _filled(key: str, kind: type[Settings], given: Mapping[str, Any]) -> dict[st
 
 
 def _key_of_today(key: str) -> str:
-    """Returns the key that a setting has now, which an earlier version may have called otherwise."""
+    """Returns the present key of a setting, which may have had another key in an earlier version."""
     if key == "model.name":
         return "model.kind"
     old, _, name = key.partition("model.arguments.")
@@ -170,6 +170,6 @@ def _versions_with_hashes(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]
 def _check_key(config: ExperimentConfig, hashed: ClientIdHash, version: Path, card: Mapping[str, Any]) -> None:
     if hashed.fingerprint != card.get("client_id_key"):
         raise ServingError(
-            f"{config.client_id_key} is another key than that of the ids in {version}: restore the old one. To begin "
-            f"anew under other ids, move {config.export_folder.parent} away"
+            f"{config.client_id_key} is not the key of the ids in {version}: restore the old key. To begin anew under "
+            f"other ids, move {config.export_folder.parent} away"
         )

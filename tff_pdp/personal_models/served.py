@@ -1,7 +1,7 @@
-"""Brings trained clients' personal models into the form they are served in: shared parts held once, the rest as rows.
+"""Brings trained clients' personal models into their served form: shared parts held once, the rest as rows.
 
-Which weights are shared, and which clients have the same model, is found by comparing the weights that `personalise`
-returns, some clients at a time. Models that are made from small states may be held as these states instead.
+The weights that `personalise` returns are compared, some clients at a time, to find which weights are shared and which
+clients have the same model. Models that are made from small states may be held as these states instead.
 """
 
 import dataclasses
@@ -22,32 +22,32 @@ from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, m
 
 
 class PersonalRows:
-    """Holds arrays by name, of a global model and of clients, everything equal only once.
+    """Holds arrays by name, of a global model and of clients, with equal arrays held only once.
 
-    Names that have the same bits for everybody are shared. The others have rows, of which the first is the global
-    model's; clients whose arrays have the same bits own the same row.
+    Arrays with the same bits for everybody are shared. Other arrays have rows; row 0 belongs to the global model, and
+    clients whose arrays have the same bits own the same row.
 
     Attributes:
       shared: arrays that are the same for everybody, by name.
       rows: int32 `[clients]`, the row of each client.
-      num_rows: number of different rows, the global one included.
+      num_rows: number of different rows, the global model's included.
     """
 
     def __init__(self, global_arrays: Arrays, num_clients: int, clients: Iterable[Arrays]):
-        """Takes the arrays of one client after another; memory is that of the result, and of what the iterable holds.
+        """Reads the arrays of one client after another; memory holds the result and the iterable's arrays only.
 
         Args:
-          global_arrays: by name.
-          num_clients: how many clients there are.
-          clients: each one's arrays, of the same names, shapes and types.
+          global_arrays: arrays of the global model, by name.
+          num_clients: number of clients.
+          clients: arrays of each client, with the names, shapes and types of `global_arrays`.
 
         Raises:
-          ValueError: names, shapes or types differ, or there are more or fewer clients.
+          ValueError: names, shapes or types differ, or the number of clients is not `num_clients`.
         """
         self.shared = {name: np.asarray(array, order="C") for name, array in global_arrays.items()}
         self.rows = np.full(num_clients, GLOBAL_ROW, np.int32)
         self._buffers: dict[str, np.ndarray] = {}
-        # By what differs from the global model, so that what does not is compared and never hashed.
+        # Keyed by arrays that differ from the global model, so that equal arrays are compared but never hashed.
         known: dict[tuple[tuple[str, bytes], ...], int] = {(): GLOBAL_ROW}
         everything = dict(self.shared)
         for client, arrays in zip(range(num_clients), clients, strict=True):
@@ -64,7 +64,7 @@ class PersonalRows:
 
     @property
     def stacked(self) -> dict[str, np.ndarray]:
-        """The rows: `[num_rows, ...]` by name."""
+        """Returns the rows: arrays `[num_rows, ...]` by name."""
         return {name: buffer[: self.num_rows] for name, buffer in sorted(self._buffers.items())}
 
     def separate(self) -> None:
@@ -81,9 +81,9 @@ class PersonalRows:
     def _write(self, row: int, own: Arrays, different: Iterable[str]) -> None:
         for name in different:
             if name not in self._buffers:
-                # Pages of it that are never written take no memory.
+                # Pages of the array that are never written take no memory.
                 buffer = np.empty([len(self.rows) + 1, *own[name].shape], own[name].dtype)
-                # All before had the global model's.
+                # All earlier rows had the global model's values.
                 buffer[:row] = self.shared.pop(name)
                 self._buffers[name] = buffer
         for name, buffer in self._buffers.items():
@@ -107,23 +107,23 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 AUTO, PER_CLIENT = "auto", "per_client"
-# One export up to here; larger ones of few clients are divided.
+# A larger export of few clients is divided into one for each client.
 MAX_BYTES_OF_ONE_EXPORT = 2**30
 MAX_CLIENTS_OF_OWN_EXPORTS = 100
-# How names of arrays begin, of the server's broadcast and of clients' states.
+# First parts of the names of arrays: of the server's broadcast, and of clients' states.
 _BROADCAST, _STATE = "broadcast", "client"
 
 
 @dataclasses.dataclass(frozen=True)
 class ServedModels:
-    """Holds personal models to be exported.
+    """The personal models to be exported.
 
     Attributes:
-      models: of all clients.
-      layout: as `layout` of `tff_pdp.experiment.config.Export`, never `auto`.
-      sizes: about how many bytes each possible layout takes.
-      references: weights, as `personalise` returned them, of the global model (id "") and of some clients: the export
-        must give their answers.
+      models: models of all clients.
+      layout: layout of the export, as in `tff_pdp.experiment.config.Export`, never `auto`.
+      sizes: approximate number of bytes of each possible layout.
+      references: weights of the global model (id "") and of some clients, as `personalise` returned them, by id: the
+        export must give the answers of these weights.
     """
 
     models: PersonalModels
@@ -133,13 +133,13 @@ class ServedModels:
 
 
 def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
-    """Returns the models to serve of trained clients; in memory are the result and some clients. Needs an engine.
+    """Returns the models to serve of trained clients. Needs an engine; holds the result and some clients in memory.
 
     Args:
       trained: the clients.
-      layout: as `layout` of `tff_pdp.experiment.config.Export`. `auto` is the smallest that is one export; `clusters`
-        counts only where it at least halves the rows. An export for every client is chosen only where one export would
-        exceed `MAX_BYTES_OF_ONE_EXPORT`, and for at most `MAX_CLIENTS_OF_OWN_EXPORTS`.
+      layout: layout, as in `tff_pdp.experiment.config.Export`. `auto` is the smallest layout with a single export;
+        `clusters` is considered only if it at least halves the rows. `auto` chooses an export for every client only if
+        a single export would exceed `MAX_BYTES_OF_ONE_EXPORT`, for at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients.
 
     Raises:
       ConfigError: the layout is not possible for this algorithm.
@@ -154,7 +154,7 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
     sizes = {PER_CLIENT: num_clients * model_bytes}
     if is_small:
         states = from_states(trained)
-        # Every generated weight differs, so that the size is known without the weights.
+        # Every generated weight differs, so the size is known without the weights.
         sizes |= {HYPERNETWORK: states.nbytes, STACKED: (1 + num_clients) * model_bytes}
         if _choice(layout, sizes, num_clients) == HYPERNETWORK:
             return ServedModels(states, HYPERNETWORK, sizes, _references(trained, global_weights))
@@ -166,7 +166,7 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
     possible = [CLUSTERS, PER_CLIENT] if _are_worth_sharing(rows) else [STACKED, PER_CLIENT]
     chosen = _choice(layout, {name: sizes[name] for name in possible}, num_clients)
     if chosen == PER_CLIENT and layout == AUTO and trained.global_weights is None:
-        # Rows were built around a global model that must not be in every client's file.
+        # Rows have a global model that must not be in every client's file.
         del rows, references
         return served_models(trained, PER_CLIENT)
     form = CLUSTERS if chosen == CLUSTERS or (chosen == PER_CLIENT and CLUSTERS in possible) else STACKED
@@ -177,7 +177,7 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
 
 
 def from_states(trained: TrainedClients) -> PersonalModels:
-    """Returns models as the states they are made from: the server's broadcast is shared, clients' states are rows.
+    """Returns models in the form of states: the server's broadcast is shared, clients' states are rows.
 
     Row 0 is the state of a client that has not taken part yet.
     """
@@ -209,14 +209,14 @@ def from_states(trained: TrainedClients) -> PersonalModels:
 def weights_from_states(
     algorithm: Algorithm, message: Any, state: Any, *, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights]:
-    """Returns `make_weights` of models whose rows are states, like `state`, with a broadcast like `message` shared.
+    """Returns `make_weights` of models with a shared broadcast like `message` and rows that are states like `state`.
 
     With `is_scaled`, rows have the scaling of inputs, too.
     """
     scaling_names = (SHIFT, SCALE) if is_scaled else ()
 
     def make_weights(shared: Weights, own: Weights) -> Weights:
-        # Which of the two has a name depends on the values: a state that nobody changed is shared.
+        # The values decide whether an array is in `shared` or in `own`: a state that nobody changed is shared.
         arrays = {name: tf.convert_to_tensor(array) for name, array in {**shared, **own}.items()}
         weights = algorithm.personalise(_nested(message, _BROADCAST, arrays), _nested(state, _STATE, arrays))
         return {**{name: arrays[name] for name in scaling_names}, **weights}
@@ -225,7 +225,7 @@ def weights_from_states(
 
 
 def _choice(layout: str, sizes: Mapping[str, int], num_clients: int) -> str:
-    """Returns the layout or, for `auto`, the smallest of these, or `PER_CLIENT` where that is too large."""
+    """Returns the layout or, for `auto`, the smallest in `sizes`, or `PER_CLIENT` if the smallest is too large."""
     if layout != AUTO:
         return layout
     smallest = min((name for name in sizes if name != PER_CLIENT), key=sizes.__getitem__)
@@ -234,7 +234,7 @@ def _choice(layout: str, sizes: Mapping[str, int], num_clients: int) -> str:
 
 
 def _are_worth_sharing(rows: PersonalRows) -> bool:
-    """Tells whether rows for different models alone are at most half as many as clients and the global model."""
+    """Tells whether the number of different rows is at most half the number of clients and the global model."""
     return 2 * rows.num_rows <= 1 + len(rows.rows)
 
 
@@ -248,7 +248,7 @@ def _noting(trained: TrainedClients, references: dict[str, Arrays]) -> Iterator[
 
 
 def _references(trained: TrainedClients, global_weights: Arrays) -> dict[str, Arrays]:
-    """Returns the references that `_noting` notes, without computing the other clients' weights."""
+    """Returns the references that `_noting` collects, without computing the other clients' weights."""
     references: dict[str, Arrays] = {"": global_weights}
     if numbers := _reference_numbers(trained):
         weights = trained.personalise(trained.ready_states(np.array(numbers)))
@@ -258,20 +258,20 @@ def _references(trained: TrainedClients, global_weights: Arrays) -> dict[str, Ar
 
 
 def _reference_numbers(trained: TrainedClients) -> list[int]:
-    """Numbers of some clients, spread over all."""
+    """Returns the numbers of some clients, spread evenly over all clients."""
     last, count = len(trained.client_ids) - 1, trained.clients_in_memory(MAX_REFERENCES)
     return sorted(set(np.linspace(0, last, count).astype(int).tolist())) if last >= 0 else []
 
 
 def _flat(state: Any, name: str) -> dict[str, np.ndarray]:
-    """Returns the leaves of a nest by name: `name`, and the keys on the way to the leaf."""
+    """Returns the leaves of a nest by name: `name` and the keys of the leaf, joined by slashes."""
     if isinstance(state, Mapping):
         return {path: leaf for key, inner in state.items() for path, leaf in _flat(inner, f"{name}/{key}").items()}
     return {name: np.asarray(state)}
 
 
 def _nested(like: Any, name: str, arrays: Mapping[str, Any]) -> Any:
-    """The inverse of `_flat`, of a nest like this one."""
+    """Returns the nest, of the form of `like`, that `_flat` turned into `arrays`."""
     if isinstance(like, Mapping):
         return {key: _nested(inner, f"{name}/{key}", arrays) for key, inner in like.items()}
     return arrays[name]

@@ -1,4 +1,4 @@
-"""Gives access to a trained method's clients: states in parts, weights one after another."""
+"""Gives access to a trained method's clients: states in parts, weights of one client after another."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,26 +15,26 @@ from tff_pdp.training.client_store.states import places_in_parts
 from tff_pdp.training.rounds import ready_states_of
 
 SHARED, INITIAL, MEAN = "the global model", "the untrained initial model", "the mean of the clients' personal models"
-# Full models of clients that are personalised together.
+# Limits on the full models of clients that are personalised together.
 _BYTES_AT_A_TIME = 2**28
 _CLIENTS_AT_A_TIME = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedClients:
-    """Holds what the models of trained clients are computed from.
+    """The clients of a trained method, with everything that their models are computed from.
 
     Attributes:
-      model: what was trained.
-      algorithm: what trained it.
-      server_state: the algorithm's own.
-      client_ids: of every client, as the export has them.
-      ready_states: `(client numbers) -> their states`, in this order, as their models are used.
+      model: trained model.
+      algorithm: algorithm that trained the model.
+      server_state: the algorithm's state of the server.
+      client_ids: ids of all clients in the export.
+      ready_states: `(client numbers) -> states` of these clients, in this order, adapted for use.
       personalise: `states -> weights of each client's model`.
-      global_weights: of the model for unknown clients; None for the mean of the clients' weights, or the initial model
-        where the mean would reveal a client's model.
-      scalings: each client's `input/shift` and `input/scale`; empty where inputs are used as they are.
-      model_seed: of the initial model.
+      global_weights: weights of the model for unknown clients; None for the mean of the clients' weights, or for the
+        initial model where the mean would reveal a client's model.
+      scalings: each client's `input/shift` and `input/scale`; empty if inputs are not scaled.
+      model_seed: seed of the initial model.
     """
 
     model: Model
@@ -49,16 +49,16 @@ class TrainedClients:
 
     @property
     def served_model(self) -> Model:
-        """The model as it is served, for raw examples."""
+        """Returns the model in its served form, for raw examples."""
         return with_scaled_inputs(self.model) if self.scalings else self.model
 
     def parts(self) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-        """Yields numbers and states of all clients, so many at a time that their models have a bounded size."""
+        """Yields numbers and states of all clients in parts, so that the models of one part have a bounded size."""
         for numbers in places_in_parts(len(self.client_ids), self.clients_in_memory(_CLIENTS_AT_A_TIME)):
             yield numbers, self.ready_states(numbers)
 
     def clients_in_memory(self, at_most: int) -> int:
-        """Returns how many clients may have their full models in memory at a time."""
+        """Returns the number of clients, up to `at_most`, whose full models may be in memory at a time."""
         return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
 
     def weights(self) -> Iterator[dict[str, np.ndarray]]:
@@ -68,21 +68,21 @@ class TrainedClients:
                 yield {**self.scaling(number), **as_arrays(weights)}
 
     def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns each client's served weights by its id; all are in memory."""
+        """Returns each client's served weights by client id, all in memory."""
         return {
             client_id: {name: np.array(array) for name, array in weights.items()}
             for client_id, weights in zip(self.client_ids, self.weights(), strict=True)
         }
 
     def scaling(self, number: int) -> Arrays:
-        """Returns the scaling of a client's inputs, by name of the weight; empty without scaling."""
+        """Returns the scaling of a client's inputs, by weight name; empty without scaling."""
         return self.scalings[number] if self.scalings else {}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
         """Returns the weights for unknown clients, with the mean of the scalings.
 
-        With `is_divided`, each client gets a file of its own, with these weights in it: either of two clients could
-        subtract its own weights from a mean, and so learn the other's.
+        With `is_divided`, each client gets a file of its own, with these weights in it. They are then no mean: each of
+        two clients could subtract its own weights from the mean, and so learn the other's weights.
         """
         if self.global_weights is None:
             return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
@@ -92,10 +92,10 @@ class TrainedClients:
 def trained_clients(
     method: Method, state: Any, model_seed: int = 0, exported_id: Callable[[str], str] = str
 ) -> TrainedClients:
-    """Returns a method's clients, ordered by their exported ids: their own order would tell who is behind a pseudonym.
+    """Returns a method's clients, ordered by exported ids: the original order would tell who is behind a pseudonym.
 
-    `state` is the one after the last round, `model_seed` that of the initial weights; `exported_id` gives a client's id
-    in the export.
+    `state` is the state after the last round, `model_seed` the seed of the initial weights; `exported_id` gives a
+    client's id in the export.
     """
     exported = [exported_id(client_id) for client_id in state.client_ids]
     places = np.array(sorted(range(len(exported)), key=exported.__getitem__), np.int64)
@@ -115,7 +115,7 @@ def trained_clients(
 
 
 def global_model_of(method: Method, *, is_divided: bool = False) -> str:
-    """Names the model for unknown clients: `SHARED` or, for a method without a shared model, one that anyone may have.
+    """Returns the model for unknown clients: `SHARED` or, without a shared model, `INITIAL` or `MEAN`.
 
     `is_divided` says whether each client gets a file of its own.
 
@@ -123,8 +123,8 @@ def global_model_of(method: Method, *, is_divided: bool = False) -> str:
     """
     if method.algorithm.global_model is not None:
         return SHARED
-    # Personal models of users carry no noise, nor would their mean. Each silo's is private for its own records, so
-    # their mean is post-processing.
+    # Personal models of users have no noise, nor would their mean. Each silo's model is private for the silo's records,
+    # so the mean of silos' models is post-processing.
     return INITIAL if method.plan.samples_clients or is_divided else MEAN
 
 
@@ -138,7 +138,10 @@ def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | Non
 
 
 def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """Returns the mean over clients by name, empty for no clients; the mean of equal arrays has their bits."""
+    """Returns the mean of each named array over the clients, empty without clients.
+
+    The mean of equal float32 arrays is bit-identical to them.
+    """
     sums: dict[str, np.ndarray] = {}
     dtypes: dict[str, np.dtype] = {}
     count = 0
@@ -152,7 +155,7 @@ def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
 
 
 def as_arrays(weights: Weights) -> dict[str, np.ndarray]:
-    """Returns weights as NumPy arrays, without a copy where they lie in this machine's memory."""
+    """Returns weights as NumPy arrays, without a copy if the weights are in this machine's main memory."""
     return {name: np.asarray(array) for name, array in weights.items()}
 
 

@@ -43,12 +43,12 @@ def test_labels_of_a_regression_are_numbers(saved):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"y": np.array([0, 1, 3, 4])}, r"row 2 of y \(counted from 0\) is not a class from 0 to 2, as 1 more do"),
+        ({"y": np.array([0, 1, 3, 4])}, r"row 2 of y \(counted from 0\) is not a class from 0 to 2, like 1 more"),
         ({"y": np.array([0, -1, 0, 0])}, "row 1 of y"),
         ({"y": np.array([0, 0.5, 0, 0])}, "row 1 of y"),
         ({"y": np.array([0, np.nan, 0, 0])}, "row 1 of y"),
         ({"y": np.zeros((4, 1), int)}, r"y has shape \(4, 1\); with x of 4 rows it must be \[4\]"),
-        ({"y": np.array(["a", "b", "c", "d"])}, "y is <U1, which are no numbers"),
+        ({"y": np.array(["a", "b", "c", "d"])}, "y is <U1; it must have numbers"),
         ({"x": np.zeros((4, 3))}, r"x has shape \(4, 3\); the model needs \[n, 2\]"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0, int)}, "with n at least 1"),
         ({"x": np.array([[0, 0], [0, 0], [0, 0], [np.inf, 0]])}, "row 3 of x .* has a value that is not finite"),

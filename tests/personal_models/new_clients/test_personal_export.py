@@ -241,7 +241,7 @@ def test_a_lost_key_is_not_made_again(folder):
     assert not config.client_id_key.exists()
     config.client_id_key.write_text("00" * 32)
     for run in (lambda: exported_ids(config), lambda: add(config, "carol")):
-        with pytest.raises(ServingError, match=r"client_id\.key is another key than that of the ids in .*/1"):
+        with pytest.raises(ServingError, match=r"client_id\.key is not the key of the ids in .*/1"):
             run()
     config.client_id_key.write_bytes(key)
     assert exported_ids(config)("alice") in (config.export_folder / "1" / layout.VOCABULARY_FILE).read_text()

@@ -339,7 +339,7 @@ def test_arguments_that_do_not_fit_the_model_are_refused(exporter, tmp_path):
         (with_rows([1, 2]), "rows are int64"),
         ({"models": dataclasses.replace(models, rows=np.array([1, 4, 2], np.int32))}, "'bob' has row 4"),
         ({"models": dataclasses.replace(models, layout="other")}, "no layout"),
-        ({"models": dataclasses.replace(models, layout=HYPERNETWORK)}, "make_weights belongs to"),
+        ({"models": dataclasses.replace(models, layout=HYPERNETWORK)}, "needs make_weights, other layouts"),
         ({"model_name": "../up"}, "cannot be served"),
         ({"model_card": {"accuracy": float("nan")}}, "model_card.json cannot be written"),
     ]

@@ -124,8 +124,8 @@ def test_rows_that_do_not_fit_are_refused(models):
     name = sorted(models.stacked)[0]
     row = own_row(models, 1)
     for own, message in [
-        ({}, "clients own"),
-        ({**row, "other": row[name]}, "clients own"),
+        ({}, "each client must have"),
+        ({**row, "other": row[name]}, "each client must have"),
         ({**row, name: row[name].astype(np.float64)}, "a row needs float32"),
         ({**row, name: row[name][:1]}, "a row needs float32"),
         (own_row(models, np.nan), "'carol' has a value that is not finite"),

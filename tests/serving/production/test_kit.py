@@ -173,7 +173,7 @@ def test_what_cannot_be_deployed_is_refused(models, tmp_path):
         write_production_kit([models / "empty"], kit)
     with pytest.raises(ServingError, match="holds no complete version 9; it has 1, 2"):
         write_production_kit([models / "digits"], kit, versions=[1, 9])
-    with pytest.raises(ServingError, match="for one model, but 2 were found"):
+    with pytest.raises(ServingError, match="for a single model, but 2 models were found"):
         write_production_kit([models], kit, model_name="digits")
     write_export(tmp_path / "other" / "digits", 1)
     with pytest.raises(ServingError, match="would both be served as 'digits'"):

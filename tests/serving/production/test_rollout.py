@@ -53,7 +53,7 @@ def test_the_plan_loads_before_it_labels():
     assert promotion.final[1] == _toy(Specific((2,)), stable=2)
     with pytest.raises(ServingError, match="has no canary"):
         plan_rollout([other, toy], "other", None)
-    with pytest.raises(ServingError, match="'digits' is not in the list; it has other, toy"):
+    with pytest.raises(ServingError, match="'digits' is not in the list of other, toy"):
         plan_rollout([other, toy], "digits", 1)
 
 
@@ -104,10 +104,10 @@ def test_a_version_that_does_not_load_changes_nothing(models, roll):
     before = config_file.read_text()
     service = LabelServer(STORED, broken=[2], poll_seconds=0.05)
     with running(service) as address:
-        reason = r"cannot load version 2 of 'toy': no such file\. The list of before was sent back: versions, labels"
+        reason = r"cannot load version 2 of 'toy': no such file\. The old list was sent back: versions, labels"
         with pytest.raises(ServingError, match=reason):
             roll(address, stable=1, canary=2)
-        # The newest again, as the list of before has no versions.
+        # The newest again, as the old list has no versions.
         assert service.lists[-1]["toy"] == []
         _wait_for(lambda: service.states["toy"] == {1: END, 2: END, 3: AVAILABLE})
         assert service.labels["toy"] == {}
@@ -150,14 +150,12 @@ def test_a_version_that_failed_and_is_not_tried_again_ends_the_wait(roll, monkey
 def test_a_server_that_is_too_slow_or_refuses(models, roll):
     service = LabelServer(STORED, load_seconds=60)
     with running(service) as address:
-        with pytest.raises(ServingError, match=r"did not load version 1, 2 of 'toy' in time\. The list of before was"):
+        with pytest.raises(ServingError, match=r"did not load version 1, 2 of 'toy' in time\. The old list was"):
             roll(address, stable=1, canary=2, timeout_seconds=0.5)
         service.states["toy"] = {}
         roll_out(models / "kit" / "models.config", models / "models" / "toy", "toy", stable=1)
         refused = "answered FAILED_PRECONDITION: version 1 is not currently available"
-        with pytest.raises(
-            ServingError, match=f"{refused}. The list of before could not be sent back either: .*{refused}"
-        ):
+        with pytest.raises(ServingError, match=f"{refused}. The old list could not be sent back either: .*{refused}"):
             roll(address, stable=2)
 
 

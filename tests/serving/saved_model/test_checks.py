@@ -235,12 +235,12 @@ def a_constant_that_refers_to_a_resource(meta_graph):
 def a_list_of_less_than_nothing(meta_graph):
     # TensorFlow 2.14 does not come back from it, nor from the next.
     node_of(meta_graph, "StringJoin").attr["N"].i = -(2**63)
-    return "takes or makes -9223372036854775808 tensors"
+    return "lists -9223372036854775808 tensors, not 0 to 65536"
 
 
 def a_list_without_end(meta_graph):
     node_of(meta_graph, "ConcatV2").attr["N"].i = 2**40
-    return "takes or makes 1099511627776 tensors"
+    return "lists 1099511627776 tensors, not 0 to 65536"
 
 
 def an_attribute_without_a_value(meta_graph):
@@ -429,7 +429,7 @@ def test_manifests_of_another_format_are_refused(copy, version):
     path = copy / layout.MANIFEST_FILE
     content = json.loads(path.read_text(encoding="utf-8"))
     manifest.write_json(path, content | {"format_version": version})
-    with refuses(copy, rf"manifest.json has format {version!r}, this version reads 1 and 2; export the model again"):
+    with refuses(copy, rf"manifest.json has format version {version!r}; this version of tff_pdp reads only 1 and 2"):
         check_export(copy)
 
 

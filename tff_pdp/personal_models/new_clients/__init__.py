@@ -1,10 +1,10 @@
-"""Clients added after training.
+"""Adds clients after training.
 
-examples: their examples, from a file or a dataset
+examples: new clients' examples, from a file or a dataset
 options: options of a fit
-costs: what fitting costs a silo, on record first
+costs: the cost of a fit for a silo, put on record before the fit
 gradient_fit: gradient steps on rows of personal models
-version: the newest export read, the next one written
+version: the newest version of an export read, the next one written
 fit: the fit that the plan allows
-personalize: all of it, in order
+personalize: all steps, in order
 """

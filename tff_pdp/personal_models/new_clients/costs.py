@@ -1,6 +1,6 @@
 """Charges new silos for fitting: plans the mechanism that a budget allows, and puts its cost on record before the fit.
 
-The record is that of `tff_pdp.training.record.all_runs`, which composes fits and runs on the same records.
+`tff_pdp.training.record.all_runs` has this record, and composes fits and runs on the same records.
 """
 
 import secrets
@@ -42,17 +42,17 @@ def plan_gradients(
     batch_size: int,
     clip_norm: float,
 ) -> tuple[SiloExamplePlan, Ledger]:
-    """Plans DP-SGD in each silo alone: its noise, by its own budget, and a ledger that is charged with all steps.
+    """Plans DP-SGD in each silo alone: noise by the silo's own budget, and a ledger that is charged with all steps.
 
     Guarantee: `steps` gradients of `privacy.mechanisms.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for
-      the silo's examples under add/remove of one, with Poisson batches whatever batches trained silos had.
+      the silo's examples under add/remove of one example. Batches are Poisson batches, also if training had others.
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:
-      config: the experiment's plan; its generator draws.
-      budget: of every silo, for this fit.
-      steps: gradient steps.
-      num_examples: by client id.
+      config: the experiment's plan; its generator makes the random draws.
+      budget: budget of each silo, for this fit.
+      steps: number of gradient steps.
+      num_examples: number of each silo's examples, by client id.
       num_parameters: number of weights that are fitted.
       batch_size: expected size of a Poisson batch.
       clip_norm: L2 bound on each example's gradient.
@@ -83,17 +83,17 @@ def plan_gradients(
 
 
 def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
-    """Plans one private selection in each silo: its epsilon, at most the budget's, and a ledger charged with it.
+    """Plans one private selection in each silo: an epsilon, at most the budget's, and a ledger charged with it.
 
-    Guarantee: as `privacy.mechanisms.selection` says of one selection with this epsilon.
+    Guarantee: as in `privacy.mechanisms.selection`, for one selection with this epsilon.
 
     Raises:
-      ConfigError: as `plan_gradients`.
+      ConfigError: as in `plan_gradients`.
     """
     _check_public(config)
     for client_id, size in num_examples.items():
         check_delta(client_id, budget, size)
-    # Selections are run with a float32, which must not be above what is charged.
+    # Selections run with a float32 epsilon, which must not be above the epsilon that is charged.
     epsilon = float(np.float32(budget.epsilon))
     if epsilon > budget.epsilon:
         epsilon = float(np.nextafter(np.float32(budget.epsilon), np.float32(0)))
@@ -106,18 +106,18 @@ def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mappi
 def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | None) -> dict[str, Composed]:
     """Enters a fit into the record of an experiment's folder and the registry; both entries outlast a power cut.
 
-    Call this before the fit: a fit that is stopped counts, although perhaps nothing of it was seen. `ledger` is that of
-    the fit; None where the fit adds no noise.
+    Call this before the fit: a fit that is stopped counts, although perhaps nothing was published. `ledger` is the
+    fit's ledger; None if the fit adds no noise.
 
-    Guarantee: everything on record of a silo's records is jointly (epsilon, delta)-DP for each of them, as the result
-      says: the silo's fits and, wherever its records were in training, every run, in all folders.
-    Assumes: a client id means the same silo in all of the folder; as `tff_pdp.training.record.all_runs.compose`.
+    Guarantee: everything on record about a silo's records is jointly (epsilon, delta)-DP for each record, with the
+      returned cost: the silo's fits and every run that trained on the silo's records, in all folders.
+    Assumes: a client id means the same silo in all of the folder; as in `tff_pdp.training.record.all_runs.compose`.
 
     Returns:
-      By client id, the cost of everything on record of the client's records, this fit included.
+      Cost of everything on record about each client's records, this fit included, by client id.
 
     Raises:
-      DataError: the record cannot be read; nothing was entered, or the fit counts although it is not made.
+      DataError: the record cannot be read: either nothing was entered, or the fit counts although it is not made.
       OSError: the record or the registry cannot be written; the fit must not begin.
     """
     registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set
@@ -128,7 +128,7 @@ def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | No
         if new.dataset is None
         else registry.keep_clients(new.dataset, client_ids)
     )
-    # Before anything is entered: what is on record can be read.
+    # Checks, before anything is entered, that the record can be read.
     releases_on_record(registry, output)
     registry.begin(
         fit.run_id,

@@ -16,15 +16,15 @@ from tff_pdp.models.base import Model
 
 @dataclasses.dataclass(frozen=True)
 class NewClients:
-    """Holds clients to be added.
+    """The clients to be added.
 
     Attributes:
-      client_ids: all different.
-      train: each client's examples to fit with, at least one.
-      held_out: each client's examples to report with, perhaps none.
+      client_ids: ids of the clients, all different.
+      train: each client's examples for the fit, at least one.
+      held_out: each client's examples for metrics, perhaps none.
       left_out: ids of clients without training examples, which cannot be fitted.
-      row_influence: how many rows one person can change, where examples are rows made of a contact graph.
-      dataset: the client dataset that the examples are from; None where they are from a file.
+      row_influence: number of rows that one person can change, if examples are rows made of a contact graph.
+      dataset: client dataset that has the examples; None for examples from a file.
     """
 
     client_ids: Sequence[str]
@@ -36,27 +36,27 @@ class NewClients:
 
     @property
     def num_examples(self) -> dict[str, int]:
-        """Number of examples that each client is fitted with, by client id."""
+        """Returns the number of examples that each client is fitted with, by client id."""
         return {client_id: len(own.y) for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
     @property
     def features(self) -> dict[str, np.ndarray]:
-        """Features of the examples that each client is fitted with, float32 `[n, *input_shape]`, by client id."""
+        """Returns features of each client's examples for the fit, float32 `[n, *input_shape]`, by client id."""
         return {client_id: own.x for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
 
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
-    """Reads new clients' examples, as raw as those of training.
+    """Reads new clients' examples, which are raw, like the examples of training.
 
     Args:
-      path: a `.npz` file with `x` `[n, *input_shape]` and `y` `[n]` of one client, or the folder of a client dataset,
-        whose validation and test examples are held out.
-      client_ids: whose; exactly one for a file, and all of a dataset by default.
-      model: what the examples are for.
+      path: `.npz` file with `x` `[n, *input_shape]` and `y` `[n]` of one client, or folder of a client dataset, whose
+        validation and test examples are held out.
+      client_ids: ids of the clients to read; exactly one for a file; by default all clients of a dataset.
+      model: model that the examples are for.
 
     Raises:
-      DataError: naming the file, and the row where there is one: it cannot be read, an array is missing or of another
-        shape, a value is not finite or a label is none; or a client is named twice, is not there, or has no examples.
+      DataError: the file cannot be read, an array is missing or has another shape, a value is not finite, a label is
+        not a class; or a client is named twice, is missing, or has no examples. Names the file, and the row if any.
     """
     if repeated := sorted({one for one in client_ids if list(client_ids).count(one) > 1}):
         raise DataError(f"--client-id {repeated[0]!r} is given more than once")
@@ -74,7 +74,7 @@ def _of_dataset(path: Path, client_ids: Sequence[str], model: Model) -> NewClien
     if (features.shape, features.num_classes) != (model.input_shape, model.num_classes):
         raise DataError(
             f"{path} holds examples of shape {features.shape} in {features.num_classes} classes, but the model is for "
-            f"{model.input_shape} in {model.num_classes}: prepare them as the data of training were"
+            f"{model.input_shape} in {model.num_classes}: prepare these examples like the data of training"
         )
     sizes = {client_id: dataset.num_examples(client_id, "train") for client_id in client_ids or dataset.client_ids}
     left_out = [client_id for client_id, size in sizes.items() if not size]
@@ -106,7 +106,7 @@ def _of_file(path: Path, model: Model) -> ClientExamples:
         if name not in arrays:
             raise DataError(f"{path} has no array {name!r}: write x [n, {_shape(model)}] and y [n] with np.savez")
         if arrays[name].dtype.kind not in "buif":
-            raise DataError(f"{path}: {name} is {arrays[name].dtype}, which are no numbers")
+            raise DataError(f"{path}: {name} is {arrays[name].dtype}; it must have numbers")
     x, y = arrays["x"], arrays["y"]
     if x.shape[1:] != model.input_shape or not len(x):
         raise DataError(f"{path}: x has shape {x.shape}; the model needs [n, {_shape(model)}], with n at least 1")
@@ -128,7 +128,7 @@ def _of_file(path: Path, model: Model) -> ClientExamples:
 def _check_rows(path: Path, name: str, is_good: np.ndarray, what: str) -> None:
     bad = np.flatnonzero(~is_good)
     if bad.size:
-        more = f", as {bad.size - 1} more do" if bad.size > 1 else ""
+        more = f", like {bad.size - 1} more" if bad.size > 1 else ""
         raise DataError(f"{path}: row {bad[0]} of {name} (counted from 0) {what}{more}")
 
 

@@ -1,4 +1,4 @@
-"""Fits the rows of new clients, by the means that the experiment's privacy plan allows."""
+"""Fits the rows of new clients, with the mechanisms that the experiment's privacy plan allows."""
 
 import dataclasses
 import math
@@ -39,16 +39,16 @@ _OF_STEPS = ("steps", "learning_rate", "batch_size", "clip_norm")
 
 @dataclasses.dataclass(frozen=True)
 class FitSettings:
-    """Says how new clients are fitted, with a value for every option.
+    """The settings of a fit of new clients, with a value for every option.
 
     Attributes:
-      is_choice: whether each client chooses one of the clusters' models, without training; otherwise it trains by
-        steps.
-      steps: gradient steps of each client.
-      learning_rate: of each step.
+      is_choice: whether each client chooses one of the clusters' models, without training; otherwise each client trains
+        by gradient steps.
+      steps: number of gradient steps of each client.
+      learning_rate: learning rate of each step.
       batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
       clip_norm: L2 bound on each example's gradient, in protected silos.
-      budget: of each silo for this fit; None where a client's row does not protect its examples.
+      budget: budget of each silo for this fit; None if a client's row does not protect the client's examples.
     """
 
     is_choice: bool
@@ -74,15 +74,15 @@ def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
     """Returns each silo's budget for the fit where silos are protected, otherwise None.
 
     Raises:
-      ConfigError: the budget is missing or out of range, or is given where it protects nothing; or the plan allows no
-        new clients.
+      ConfigError: the budget is missing or out of range, or is given although it protects nothing; or the plan allows
+        no new clients.
     """
     budget = privacy.fit_budget(options.epsilon, options.delta)
     for name in ("epsilon", "delta", "clip_norm") if budget is None else ():
         if getattr(options, name) is not None:
             raise ConfigError(
                 f"{_flag(name)} is for silos whose examples are protected (privacy.kind silo_example): with kind "
-                f"{privacy.kind}, a new client's row is made of its examples without noise"
+                f"{privacy.kind}, a new client's row is made of the client's examples without noise"
             )
     return budget
 
@@ -90,14 +90,14 @@ def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
 def fit_settings(
     config: ExperimentConfig, options: FitOptions, budget: SiloBudget | None, exported: ExportedModels
 ) -> FitSettings:
-    """Completes the options with the values that training had.
+    """Returns the options, completed with the values of training.
 
     Raises:
-      ConfigError: an option is out of range, or does nothing for these models, or clients have nothing of their own.
+      ConfigError: an option is out of range, or does nothing for these models, or clients have no part of their own.
     """
     models, algorithm = exported.models, exported.algorithm
     fitted_names(models)
-    # Not by the layout alone: a row that several clients own may be one silo's personal model, which is that silo's.
+    # The layout alone does not decide: a row that several clients own may be the personal model of a single silo.
     is_choice = models.layout == CLUSTERS and algorithm.export.serves_candidates
     defaults = {
         "steps": DEFAULT_STEPS,
@@ -145,14 +145,15 @@ Metrics = dict[str, float] | None
 
 @dataclasses.dataclass(frozen=True)
 class NewRows:
-    """Holds rows of new clients, and their cost.
+    """The rows of new clients, and the cost of the fit.
 
     Attributes:
-      values: `[clients, ...]` by name; for other names, clients have the global model's values.
-      chosen: int32 `[clients]`, the existing row that each client owns; None where rows are new.
-      epsilons: spent by this fit, by client id; empty where nothing is.
-      noise_multipliers: of gradients, by client id; empty where there are none or no noise.
-      recorded: the cost of everything on record of protected silos, this fit included, by client id; otherwise empty.
+      values: arrays `[clients, ...]` by name; for other names, clients have the global model's values.
+      chosen: int32 `[clients]`, the existing row that each client owns; None if rows are new.
+      epsilons: epsilon that this fit spent, by client id; empty if no epsilon was spent.
+      noise_multipliers: noise multiplier of the gradients, by client id; empty without gradients or without noise.
+      recorded: cost of everything on record about each protected silo, this fit included, by client id; empty if silos
+        are not protected.
     """
 
     values: Arrays
@@ -162,7 +163,7 @@ class NewRows:
     recorded: Mapping[str, Composed]
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
-        """Returns by these client ids: arrays of all that a client owns, or the number of an existing row."""
+        """Returns, by these client ids, all arrays that a client owns, or the number of an existing row."""
         if self.chosen is not None:
             return dict(zip(client_ids, map(int, self.chosen), strict=True))
         start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
@@ -180,16 +181,16 @@ def fit_new_rows(
     key: RunKey,
     progress: Progress,
 ) -> NewRows:
-    """Fits new clients' rows or, where clients share the models of clusters, chooses one for each.
+    """Fits new clients' rows or, where clients share the models of clusters, chooses a row for each client.
 
-    Guarantee: where there is a budget, each row is (epsilon, delta)-DP for its client's examples, and the cost is on
-      record in the experiment's folder and in the registry before anything is computed of them. So is a fit without
-      privacy, where the plan is `none`.
-    Assumes: what is shared, the global model and the models of clusters are public, or private already; the key is
+    Guarantee: with a budget, each row is (epsilon, delta)-DP for its client's examples, and the cost is on record in
+      the experiment's folder and in the registry before anything is computed from the examples. A fit without privacy,
+      under the plan `none`, is on record as well.
+    Assumes: shared weights, the global model and the models of clusters are public, or private already; the key is
       secret and new.
 
     Raises:
-      ConfigError, BudgetError, DataError: as `new_clients.costs`.
+      ConfigError, BudgetError, DataError: as in `new_clients.costs`.
     """
     privacy, ledger, recorded, chosen = config.privacy, None, {}, None
     plan, epsilon = None, math.inf
@@ -233,9 +234,9 @@ def fit_new_rows(
 def measure(
     models: PersonalModels, held_out: Sequence[ClientExamples], rows: NewRows
 ) -> tuple[list[Metrics], list[Metrics]]:
-    """Returns mean metrics on held-out examples of the global model and of clients' own models: exact, not private.
+    """Returns each client's mean metrics on held-out examples, of the global model and of the client's own model.
 
-    A client without held-out examples has None.
+    The metrics are exact, not private. A client without held-out examples has None.
     """
     places = [place for place, own in enumerate(held_out) if len(own.y)]
     model = model_of_rows(models, list(rows.values))
@@ -260,7 +261,7 @@ def _select(
     seeds: np.ndarray,
     progress: Progress,
 ) -> np.ndarray:
-    """Returns the row of the cluster that fits each client best, selected with this epsilon; inf selects exactly."""
+    """Returns the row of the cluster that fits each client best, selected with `epsilon`; inf gives the exact best."""
     select = tf.function(selector, reduce_retracing=True, autograph=False)
     first = GLOBAL_ROW + 1
     candidates = {name: tf.constant(stack[first:]) for name, stack in models.stacked.items()}
@@ -279,6 +280,6 @@ def _finite(new: NewClients, rows: Arrays) -> Arrays:
         if bad.size:
             raise ConfigError(
                 f"the fit of client {new.client_ids[bad[0]]!r} diverged: give a smaller --learning-rate, or scale the "
-                "client's examples as those of training were scaled"
+                "client's examples like the examples of training"
             )
     return rows

@@ -1,7 +1,7 @@
 """Fits the personal part of a model to clients that were not in training, from the stored form of personal models.
 
-Shared weights stay as they are. A client starts from the global model's row and trains its personal part: the head, or
-the descriptor that a hypernetwork makes weights of. Many clients are fitted in one computation.
+Shared weights do not change. A client starts from the global model's row and trains the personal part: the head, or the
+descriptor that a hypernetwork makes weights from. Many clients are fitted in one computation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,28 +22,28 @@ from tff_pdp.models.derived import SCALE, SHIFT, over_fixed_weights
 from tff_pdp.processes.vectorizable import map_stack
 
 Arrays = dict[str, np.ndarray]
-# How many clients are done.
+# Called with the number of clients that are done.
 Progress = Callable[[int], object]
 
 _INPUT_SCALING = (SHIFT, SCALE)
 _CLIENTS_AT_A_TIME = 256
-# Values of padded examples, and of all that is drawn for them, in one computation: about 256 MiB.
+# Number of values of padded examples, and of the random draws for them, in one computation: about 256 MiB.
 _VALUES_AT_A_TIME = 2**26
 
 
 def fitted_names(models: PersonalModels) -> tuple[str, ...]:
     """Returns the names of the arrays that a new client trains: the part of the head that clients own, or else all.
 
-    Under a hypernetwork, this is the whole row. The scaling of inputs is never among them: it would be a statistic of
-    the client's examples, which a silo would have to pay for.
+    With a hypernetwork, a client trains the whole row. The scaling of inputs is never trained: it would be a statistic
+    of the client's examples, which a silo would have to pay for.
 
     Raises:
-      ConfigError: clients own nothing that could be trained.
+      ConfigError: clients own nothing that can be trained.
     """
     owned = [name for name in models.stacked if name not in _INPUT_SCALING]
     if not owned:
         raise ConfigError(
-            "this method has no personal part: all its clients share one model, which answers new clients already, as "
+            "this method has no personal part: all clients share one model, which answers new clients already, as "
             "the global model. To add clients, export a method with a personal part, such as centaur or mr_mtl"
         )
     head = [name for name in owned if name in models.model.head]
@@ -51,9 +51,9 @@ def fitted_names(models: PersonalModels) -> tuple[str, ...]:
 
 
 def model_of_rows(models: PersonalModels, names: Sequence[str]) -> Model:
-    """Returns the model as a function of the named arrays that clients own; others are shared, or the global model's.
+    """Returns the model as a function of the named arrays; for other names it has shared arrays, or the global row.
 
-    The names are those of weights, or of other rows that weights are made of; `init` gives the global model's.
+    The names are names of weights, or of arrays that weights are made from; `init` returns the global model's arrays.
     """
     start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
     own = {name: start[name] for name in names}
@@ -77,20 +77,20 @@ def fit_rows(
 ) -> Arrays:
     """Trains every client's own weights, starting from the model's initial ones.
 
-    Guarantee: a client's result is a function of its own examples, mechanism and seed, and of what is fixed in the
-      model. With the estimator of `privacy.mechanisms.dp_sgd` it is post-processing of `steps` gradients of that
-      estimator, each with an index of its own.
-    Assumes: seeds are secret and new in each call; what is fixed is public, or private already.
+    Guarantee: a client's result is a function of the client's own examples, mechanism and seed, and of the model's
+      fixed weights. With the estimator of `privacy.mechanisms.dp_sgd`, the result is post-processing of `steps`
+      gradients of that estimator, each with an index of its own.
+    Assumes: seeds are secret and new in each call; the fixed weights are public, or private already.
 
     Args:
-      model: of `model_of_rows`, which the estimator was built for.
-      clients: their examples, at least one each.
-      estimator: of gradients.
-      steps: gradient steps of each client.
-      learning_rate: of each step.
-      mechanism: float32 `[clients]` by name, as the estimator asks for.
-      seeds: int64 `[clients, 2]`.
-      progress: told how many more clients are done.
+      model: result of `model_of_rows`, which the estimator was built for.
+      clients: examples of each client, at least one.
+      estimator: estimator of gradients.
+      steps: number of gradient steps of each client.
+      learning_rate: learning rate of each step.
+      mechanism: parameters of the estimator's mechanism, float32 `[clients]` by name.
+      seeds: seed of each client, int64 `[clients, 2]`.
+      progress: called with the number of further clients that are done.
 
     Returns:
       Arrays `[clients, ...]` by name.
@@ -132,12 +132,12 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
     """Returns the mean metrics of each client on its own examples: exact, not private.
 
     Args:
-      model: of `model_of_rows`.
-      clients: their examples; a client without any gets NaN.
-      rows: arrays `[clients, ...]` by name; by default the model's initial ones.
+      model: result of `model_of_rows`.
+      clients: examples of each client; a client without examples gets NaN.
+      rows: arrays `[clients, ...]` by name; by default the model's initial arrays.
 
     Returns:
-      float32 `[clients]` by name: those of `Model.example_metrics`.
+      The metrics of `Model.example_metrics`, float32 `[clients]` by name.
     """
     start = model.init(0)
 
@@ -168,12 +168,12 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
 def stacks(
     clients: Sequence[ClientExamples], model: Model, values_of_client: Callable[[int], int] = lambda padded: 0
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Pads clients' examples to a few sizes, and stacks as many clients as memory allows.
+    """Pads clients' examples to a few sizes, and yields stacks of clients that are as large as memory allows.
 
-    `values_of_client` gives, for a padded number of examples, how many values a client needs besides them.
+    `values_of_client` gives, for a padded number of examples, the number of values that a client needs besides them.
 
     Yields:
-      Places of some clients, int64; and `x [clients, rows, *shape]`, `y [clients, rows]`, `num_examples [clients]`.
+      Positions of some clients, int64; and `x [clients, rows, *shape]`, `y [clients, rows]`, `num_examples [clients]`.
     """
     sizes = np.array([len(own.y) for own in clients], np.int32)
     padded = bucket_sizes(sizes, rows_of_a_call=float(_CLIENTS_AT_A_TIME))

@@ -1,19 +1,19 @@
-"""Options of a fit of new clients, as the command and the library take them; imports nothing heavy."""
+"""Defines the options of a fit of new clients, for the command and the library; the import is fast."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """Says how new clients are fitted; an option that is None is as in training.
+    """The options of a fit of new clients; an option that is None is as in training.
 
     Attributes:
-      steps: gradient steps; default 100.
-      learning_rate: default: that of training.
-      batch_size: default: privacy.batch_size; the expected size of a protected silo's Poisson batches.
+      steps: number of gradient steps; default: 100.
+      learning_rate: learning rate of each step; default: as in training.
+      batch_size: size of batches, for protected silos the expected size; default: privacy.batch_size.
       clip_norm: L2 bound on each example's gradient, for protected silos; default: privacy.clip_norm.
-      epsilon: budget of each silo for this fit; required for protected silos.
-      delta: of the same; below 1 / number of the silo's examples.
+      epsilon: epsilon of each silo for this fit; required for protected silos.
+      delta: delta of each silo for this fit; below 1 / number of the silo's examples.
       replace: fit clients again that are in the export already.
     """
 

@@ -1,8 +1,8 @@
 """Adds clients after training: fits their personal parts to their own examples, in a new version of the export.
 
-Shared weights and the rows of other clients do not change. A new row reveals about its own client's examples as much as
-rows of trained clients may: a user's row anything, as only that user gets it; a silo's no more than its (epsilon,
-delta) allows.
+Shared weights and the rows of other clients do not change. A new row may reveal as much about its client's examples as
+a row of a trained client: a user's row may reveal anything, as only that user gets the row; a silo's row no more than
+the silo's (epsilon, delta) allows.
 """
 
 import dataclasses
@@ -28,24 +28,24 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain, upper
 from tff_pdp.training.record.all_runs import Composed
 
-# More clients are not listed one by one in text.
+# The largest number of clients that are listed one by one in text.
 _MOST_LISTED = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class AddedClient:
-    """Describes one client that was added, or fitted again.
+    """A client that was added, or fitted again.
 
     Attributes:
-      client_id: its id in the examples.
-      served_as: its id in requests.
-      num_examples: how many it was fitted with.
-      before: mean metrics of the global model on held-out examples, exact and not private; None without any.
-      after: those of its own model.
-      epsilon: spent by this fit; None where the client's own examples are not protected.
-      delta: of the same.
-      noise_multiplier: of the gradients; None where there are none, or no noise.
-      recorded: the cost of everything on record of a protected silo, this fit included.
+      client_id: the client's id in the examples.
+      served_as: the client's id in requests.
+      num_examples: number of examples that the client was fitted with.
+      before: mean metrics of the global model on held-out examples, exact and not private; None without such examples.
+      after: mean metrics of the client's own model on the same examples.
+      epsilon: epsilon that this fit spent; None if the client's examples are not protected.
+      delta: delta of this fit; None like `epsilon`.
+      noise_multiplier: noise multiplier of the gradients; None without gradients or without noise.
+      recorded: cost of everything on record about a protected silo, this fit included; otherwise None.
     """
 
     client_id: str
@@ -61,7 +61,7 @@ class AddedClient:
 
 @dataclasses.dataclass(frozen=True)
 class Personalized:
-    """Describes a new version of an export: folder, added clients, clients left out for want of examples, generator."""
+    """A new version of an export: folder, added clients, clients left out without examples, generator of bits."""
 
     version: Path
     clients: Sequence[AddedClient]
@@ -79,22 +79,22 @@ def personalize(
 ) -> Personalized:
     """Adds clients to the newest version of the experiment's export, as a new version.
 
-    A silo's fit is on record before anything is computed of its examples: a fit that is stopped has spent. Random draws
-    come from a key of the operating system's entropy, whatever `training.test_only_seed` says.
+    A silo's fit is on record before anything is computed from the silo's examples: a fit that is stopped has spent.
+    Random draws come from a key of the operating system's entropy, also if `training.test_only_seed` is set.
 
-    Guarantee: other clients' rows and what is shared are as they were, to the bit, so nobody else learns of a new
-      client except through that client's own row. A user's row is protected as trained users' rows are: not at all from
-      whoever sees the row (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for its training
-      examples, and the cost of everything on record of the silo is as the version's privacy report says.
+    Guarantee: other clients' rows and shared weights do not change by a bit, so others can learn about a new client
+      only from that client's own row. A user's row is protected like rows of trained users: not at all from anyone who
+      sees the row (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for the silo's training
+      examples, and the version's privacy report has the cost of everything on record about the silo.
     Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new client's
-      examples are in no other client. Held-out examples are only reported on; those figures are not private.
+      examples are in no other client. Held-out examples are used for metrics only, which are not private.
 
     Args:
       config: the experiment, exported before.
-      path: examples, as of `read_new_clients`.
-      client_ids: of the clients to add; all of a client dataset by default.
-      options: of the fit.
-      progress: show, on standard error, what is about to be done, and a progress bar.
+      path: file or folder of examples, as in `read_new_clients`.
+      client_ids: ids of the clients to add; by default all clients of a client dataset.
+      options: options of the fit.
+      progress: show the planned fit and a progress bar on standard error.
 
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
@@ -107,7 +107,7 @@ def personalize(
     """
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
-    # Before a silo pays, so that no other version comes between, which would leave its clients out.
+    # Held before a silo pays, so that no other version is published in between, without the new clients.
     with only_writer(config.algorithm_folder(config.export.algorithm)), adding_to_export(config) as exported:
         models = exported.models
         settings = fit_settings(config, options, budget, exported)

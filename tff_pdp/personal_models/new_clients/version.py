@@ -1,6 +1,6 @@
 """Reads the newest export of an experiment, and publishes its next version with clients added.
 
-The new version's privacy report and model card say that, and how, clients were added.
+The new version's privacy report and model card say that clients were added, and how.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ from tff_pdp.training.record.all_runs import Composed
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModels:
-    """Holds a version of an export, and what is needed to add clients to it.
+    """A version of an export that clients can be added to.
 
     Attributes:
-      version: its folder.
-      held: keeps other processes from publishing a version in between.
-      models: all clients' models.
-      answers: of the global model, by the id "", and of some clients: the next version must give the same.
-      algorithm: what trained them.
-      hparams: its hyper-parameters, defaults filled in.
-      served_id: from a client's id to the id in requests.
-      privacy_report: as it lies in the version.
-      model_card: the same.
+      version: folder of the version.
+      held: folder of all versions, held so that no other process publishes a version in between.
+      models: models of all clients.
+      answers: answers of the global model (id "") and of some clients, by id, which the next version must give too.
+      algorithm: algorithm that trained the models.
+      hparams: hyper-parameters of the algorithm, with defaults filled in.
+      served_id: function from a client's id to the id in requests.
+      privacy_report: privacy report of the version.
+      model_card: model card of the version.
     """
 
     version: Path
@@ -72,9 +72,9 @@ class ExportedModels:
                 if served_id in known:
                     raise ServingError(
                         f"Client {client_id!r} is in {self.version} already. Give --replace to fit it again, from the "
-                        "global model; a silo pays for that again"
+                        "global model; a silo pays again"
                     )
-        # What cannot be exported should not come to light after a silo has paid.
+        # Ids that cannot be exported are refused before a silo has paid.
         check_client_ids(dataclasses.replace(self.models, client_ids=served_as))
         return served_as
 
@@ -115,15 +115,15 @@ def publish_with_clients(
     Args:
       config: the experiment.
       exported: the version that rows are added to.
-      rows: by served id, arrays of all that a client owns, or the number of an existing row.
-      costs: by served id, the cost of everything on record of protected silos; empty where clients are not protected.
+      rows: all arrays that a client owns, or the number of an existing row, by served id.
+      costs: cost of everything on record about each protected silo, by served id; empty if clients are not protected.
       replace: whether rows of clients that are in the version already are replaced.
 
     Raises:
-      ServingError: the new version failed its checks, or answers differently for other clients than the one before;
+      ServingError: the new version failed its checks, or answers other clients differently from the previous version;
         nothing was published.
     """
-    # Not in the order of clients, which would tell who is behind a pseudonym to whoever knows who was added.
+    # The order of clients would tell anyone who knows the added clients who is behind a pseudonym.
     rows, costs = dict(sorted(rows.items())), dict(sorted(costs.items()))
     models = with_clients(exported.models, rows, replace=replace)
     report = _report_with(exported.privacy_report, costs, config.privacy.generator)
@@ -162,8 +162,8 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
         answers = expectations_of_version(version, models)
     except ServingError as error:
         raise ServingError(
-            f"{version} is the newest version, and no clients can be added to it: {error} An older one may lack "
-            "clients that this one has; to go on from that all the same, move this one away"
+            f"{version} is the newest version, and no clients can be added to it: {error} An older version may "
+            "lack clients of this version; to add clients to the older version all the same, move this one away"
         ) from error
     return ExportedModels(
         version=version,
@@ -179,7 +179,7 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
 
 
 def _check_plan(privacy: PlanSettings, version: Path, report: Mapping[str, Any]) -> None:
-    """Refuses a plan under which the other rows were not made; the plan of training is read from the privacy report."""
+    """Refuses a plan other than that of training, under which the other rows were made; the report names the latter."""
     asked = ("user" if privacy.are_users else "silo_example", privacy.is_private and not privacy.are_users)
     if asked != (report.get("unit"), bool(report.get("silos"))):
         raise ConfigError(
@@ -189,7 +189,7 @@ def _check_plan(privacy: PlanSettings, version: Path, report: Mapping[str, Any])
 
 
 def _references(models: PersonalModels, rows: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns weights of the global model and of some new clients: the export must give their answers."""
+    """Returns weights of the global model and of some new clients, whose answers the export must give."""
     some = {"": GLOBAL_ROW, **dict(list(rows.items())[:MAX_REFERENCES])}
     return {
         client_id: as_arrays(models.weights_of(row) if isinstance(row, Mapping) else models.weights_of_row(row))
@@ -208,12 +208,11 @@ _NOT_PROTECTED = (
 
 
 def _report_with(before: Mapping[str, Any], costs: Mapping[str, Composed], generator: Generator) -> dict[str, Any]:
-    """Returns the privacy report with the new silos' costs beside the others'; for other clients, their protection.
+    """Returns the privacy report with new silos' costs beside other silos'; for other clients, with their protection.
 
-    `costs` has the composed cost on record of each new silo; it is empty where clients are users, or nothing is
-    protected.
+    `costs` has the composed cost on record of each new silo, and is empty if clients are users or nothing is protected.
     """
-    # The paragraphs are about clients of training alone.
+    # The paragraphs are only about clients of training.
     before = {key: value for key, value in before.items() if key != "paragraphs"}
     if not costs:
         return {**before, "clients_added_after_training": _NOT_PROTECTED}
@@ -231,10 +230,10 @@ def _report_with(before: Mapping[str, Any], costs: Mapping[str, Composed], gener
 def _card_with(
     before: Mapping[str, Any], report: Mapping[str, Any], version: Path, fitted: Collection[str], *, num_clients: int
 ) -> dict[str, Any]:
-    """Returns the model card of the version that is made from another one, `version`, whose card is `before`.
+    """Returns the model card of the version that is made from another version, `version`, whose card is `before`.
 
-    `report` is the new version's, as of `_report_with`; `fitted` has the ids of fitted clients, `num_clients` counts
-    all.
+    `report` is the new version's report, as in `_report_with`; `fitted` has the ids of fitted clients; `num_clients` is
+    the number of all clients.
     """
     num_new = num_clients - before["clients"]
     return {
