@@ -32,7 +32,7 @@ FED_AVG = build_fed_avg()
         (AUTOMATIC, "a number of at least 0, or auto", [2.5, "auto"], ["Auto", "epoch"]),
         (
             LOCAL_STEPS,
-            "a whole number of at least 1, or such as '5 epochs'",
+            "a whole number of at least 1, or epochs, such as '5 epochs'",
             [1, 2**31 - 1, "epoch", "12 epochs"],
             [0, 2**31, 1.0, True, "auto", "0 epochs"],
         ),

@@ -42,7 +42,7 @@ def test_steps_as_epochs_of_whole_batches(text, epochs):
 )
 def test_other_texts_are_no_epochs(text):
     assert read_epochs(text) is None
-    with pytest.raises(ConfigError, match=r"^algorithms\.centaur\.head_steps must .*, or such as '5 epochs', not"):
+    with pytest.raises(ConfigError, match=r"^algorithms\.centaur\.head_steps must .*, such as '5 epochs', not"):
         build("centaur", {"head_steps": text})
 
 

@@ -158,7 +158,7 @@ class Steps(HParam):
     @property
     def words(self) -> str:
         """What a configuration may say, in words."""
-        return f"{super().words}, or such as '5 epochs'"
+        return f"{super().words}, or epochs, such as '5 epochs'"
 
     @property
     def schema(self) -> dict[str, Any]:
