@@ -296,12 +296,16 @@ def words_of_type(info: types.Type) -> str:
         values = [str(value) for value in info.values]
         return f"one of {', '.join(values)}" if len(values) > 1 else values[0]
     if isinstance(info, types.VarTupleType | types.ListType):
-        return f"a list{_words_of_length(info)}, each {words_of_type(info.item_type)}"
+        each = "" if isinstance(info.item_type, types.AnyType) else f", each {words_of_type(info.item_type)}"
+        return f"a list{_words_of_length(info)}{each}"
     if isinstance(info, types.StructType):
         return "a mapping"
     if isinstance(info, types.DictType):
-        least = f", at least {info.min_length}" if info.min_length else ""
-        return f"a mapping from names{least}, each to {words_of_type(info.value_type)}"
+        least = f", at least {info.min_length}," if info.min_length else ""
+        options = words_of_type(info.value_type).replace("a whole number, or a number", "a number").split(", or ")
+        if len(options) > 1:
+            return f"a mapping from names{least} to values ({', '.join(options)})"
+        return f"a mapping from names{least or ','} each to {options[0]}"
     if isinstance(info, types.BoolType):
         return "true or false"
     if isinstance(info, types.StrType):
@@ -323,5 +327,5 @@ def _words_of_range(info: types.IntType | types.FloatType) -> str:
     bounds = {"above": info.gt, "of at least": info.ge, "below": info.lt, "at most": info.le}
     told = [f"{words} {bound:g}" for words, bound in bounds.items() if bound not in (None, -_MOST, _MOST)]
     if not told:
-        return ", finite" if info.le == _MOST else ""
+        return " that is finite" if info.le == _MOST else ""
     return f" {' and '.join(told)}"

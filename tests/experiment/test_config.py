@@ -173,7 +173,7 @@ def test_a_kind_must_be_said_and_known(tmp_path, content, section, kinds):
         load_experiment(path, {f"{section}.kind": 3})
     for other in ("pathlib:Path", "os:getcwd"):
         with pytest.raises(
-            ConfigError, match=rf"experiment\.yaml: {section}\.kind: {other} is no subclass of \w+Settings"
+            ConfigError, match=rf"experiment\.yaml: {section}\.kind: {other} is not a subclass of \w+Settings"
         ):
             load_experiment(path, {f"{section}.kind": other})
     with pytest.raises(ConfigError, match=rf"experiment\.yaml: missing key {section}: a mapping$"):

@@ -616,7 +616,7 @@ def test_statistics_of_an_earlier_version_under_another_registry_are_not_said_to
     write_json(path, {name: value for name, value in content.items() if name not in ("registry_key", "digest")})
     shutil.rmtree(config.algorithm_folder(NAME))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    with pytest.raises(ConfigError, match=r"under another registry than .*, name that one, which counts it"):
+    with pytest.raises(ConfigError, match=r"in another registry than .*, name that registry, which counts them"):
         train(config, NAME, progress=False)
 
 

@@ -368,7 +368,7 @@ def test_statistics_that_silos_release_again_in_another_folder_are_on_record(run
     statistics, trained = Registry().entries()
     assert (statistics.method, trained.includes) == ("statistics before training", statistics.run_id)
     assert json.loads((tmp_path / "one" / "silo_releases.json").read_text())["release_id"] == statistics.run_id
-    with pytest.raises(ConfigError, match=r"The registry .* counts both"):
+    with pytest.raises(ConfigError, match=r"The registry .* counts old and new releases"):
         run("one", overwrite=True, privacy__num_examples={"kind": "noised", "epsilon": 0.4})
     # Released in another folder, where nothing is trained after all: a number of steps is too large for the data.
     endless = {NAME: {"local_steps": "9999999999 epochs"}}

@@ -38,12 +38,12 @@ class Account(Reporting):
 
     A silo with 1,000 records, expected batch 32, 1,000 steps:
       tff-pdp account --unit silo_example --sampling-rate 0.032 --noise-multiplier 1.0 --steps 1000 --delta 1e-5
-    gives epsilon 6.6. To ask the other way round, which noise keeps epsilon within 2:
+    gives epsilon 6.6. The other way round, the noise that keeps epsilon within 2:
       tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
 
     Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
     Two bounds are computed, RDP and PLD; both hold, so the smaller one may be claimed. They are for ideal Gaussian
-    noise. In training, the ledger adds the distance of the drawn noise from it: below 1 % of epsilon in every shipped
+    noise. In training, the ledger adds the distance of the drawn noise from that: below 1 % of epsilon in every shipped
     configuration. A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 
     Rows of a contact graph, where one person is in up to 20 rows, in Poisson batches:
@@ -51,19 +51,19 @@ class Account(Reporting):
     or in batches of exactly 512 rows, drawn anew in each step:
       tff-pdp account --unit node --rows-per-unit 20 --num-rows 2609976 --batch-size 512 --noise-multiplier 4.5 \\
           --steps 10196 --delta 3.8e-7
-    For batches of exactly so many rows, RDP is the only bound. The manifest of a prepared data set has the number
-    of rows under row_influence.
+    For batches of an exact size, RDP is the only bound. The manifest of a prepared data set has the number of rows
+    under row_influence.
 
     Attributes:
       unit: the unit of privacy: the part of the data that the guarantee protects.
       sampling_rate: probability that one record (or user) takes part in one step, for instance batch size / records.
-      batch_size: rows in each batch, of `num_rows`, drawn without replacement; for node and edge.
+      batch_size: number of rows in each batch, drawn from `num_rows` without replacement; for node and edge.
       rows_per_unit: largest number of rows that one person, or one pair, is in; for node and edge.
-      num_rows: rows in the silo; for node and edge.
+      num_rows: number of rows in the silo; for node and edge.
       noise_multiplier: noise standard deviation / clip norm.
-      epsilon: budget: print the smallest noise multiplier that keeps epsilon within this budget.
+      epsilon: budget; prints the smallest noise multiplier that keeps epsilon within the budget.
       steps: number of noisy sums, over all rounds.
-      delta: well below 1 / number of records.
+      delta: delta of the guarantee, well below 1 / number of records.
     """
 
     unit: Literal["silo_example", "user", "node", "edge"]
@@ -84,12 +84,12 @@ class Account(Reporting):
                 raise ValueError(f"--{name.replace('_', '-')} is for --unit node and edge, not for {self.unit}.")
         if self._is_of_rows and self.rows_per_unit is None:
             raise ValueError(
-                f"--unit {self.unit} needs --rows-per-unit, the most rows that differ with one {self.unit}."
+                f"--unit {self.unit} needs --rows-per-unit, the most rows that one {self.unit} can change."
             )
         if self.batch_size is not None and self.num_rows is None:
             raise ValueError("--batch-size needs --num-rows, the number of rows that batches are drawn from.")
         if self.batch_size is not None and self.num_rows is not None and self.batch_size > self.num_rows:
-            raise ValueError(f"--batch-size is {self.batch_size}; --num-rows are only {self.num_rows}.")
+            raise ValueError(f"--batch-size is {self.batch_size}, but --num-rows is only {self.num_rows}.")
 
     def run(self) -> Outcome:
         """Computes the cost of the plan.
@@ -142,12 +142,12 @@ class Account(Reporting):
         if rate is None:
             num_rows, batch_size = typing.cast(int, rows), typing.cast(int, self.batch_size)
             return fixed_size_rows_event(num_rows, batch_size, noise_multiplier, changed, self.steps)
-        # A silo with fewer rows: all of them may differ.
+        # In a silo with fewer rows, all of them may differ.
         return poisson_rows_event(rate, noise_multiplier, min(changed, rows or changed), self.steps)
 
 
 def _finite(value: float | None) -> float | None:
-    """Returns None, which JSON has in place of infinity, where there is no bound, for instance without noise."""
+    """Returns the value; None, which JSON has in place of infinity, if there is no bound, as without noise."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -167,7 +167,7 @@ def _text(result: dict[str, Any]) -> str:
         f"noise multiplier {math.ceil(result['noise_multiplier'] * 1e5) / 1e5:.8g}",
     ]
     if result["epsilon"] is None:
-        lines[0] = "epsilon is infinite: nothing is protected, because there is no noise, or next to none"
+        lines[0] = "epsilon is infinite: nothing is protected, because there is no noise, or almost none"
     if "epsilon_target" in result:
         lines.append(f"The noise multiplier is the smallest found that keeps epsilon <= {result['epsilon_target']:g}.")
     return "\n".join(lines)

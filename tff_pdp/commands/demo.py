@@ -30,7 +30,7 @@ from tff_pdp.training.train import train
 
 MARKER = ".tff_pdp_demo"
 NUM_SILOS, LABEL_SKEW, PARTITION_SEED = 10, 0.5, 0
-# Served and in-process answers may differ by the rounding of another order of additions, not by more.
+# Served and in-process answers may differ by rounding, because additions have another order, not by more.
 TOLERANCE = 1e-5
 NUM_EXAMPLES = 4
 
@@ -41,10 +41,10 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
     Args:
       output: folder for all results; those of an earlier demo are replaced.
       data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
-      overrides: values by dotted key that replace those of the demo's configuration.
+      overrides: values, by dotted key, that replace values of the demo's configuration.
 
     Raises:
-      ConfigError: `output` holds something that is not a demo's.
+      ConfigError: `output` holds something that no demo wrote.
     """
     started = time.monotonic()
     if data is not None:
@@ -83,7 +83,7 @@ def _check_data(output: Path, data: Path) -> None:
     list_sources(data)
     inner, outer = data.resolve(), output.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ConfigError(f"{data} and the output {output} contain one another: name another folder with --output")
+        raise ConfigError(f"one of {data} and the output {output} contains the other: name another with --output")
 
 
 def _fresh_folder(output: Path) -> None:

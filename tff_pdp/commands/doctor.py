@@ -34,7 +34,7 @@ _NUM_CLASSES = 10
 _NUM_CLIENTS = 4
 _NOISE_STDDEV = 0.1
 # The largest difference of two right results. A step of a round sums over features, over a client's 20 examples and,
-# for a norm, over all weights; it takes five exponentials, logarithms, sines and cosines in turn, which count as
+# for a norm, over all weights; it takes five exponentials, logarithms, sines and cosines in sequence, which count as
 # eight roundings each, and some twenty more operations. Weights start from zero and stay within 0.06 for three steps:
 # one is 0.03 / 10 of a sum that is clipped to 1, with noise of up to five standard deviations of 1.
 _ROUNDINGS_OF_A_STEP = _NUM_FEATURES + 20 + (_NUM_FEATURES + 1) * _NUM_CLASSES + 5 * 8 + 20
@@ -45,16 +45,16 @@ _SHOWN_CHARACTERS = 400
 def examine() -> tuple[dict[str, Any], str]:
     """Looks at the installation and tests the engines.
 
-    Two rounds are computed on each device and compared with TFF's own C++ worker, the reference:
+    Two rounds are computed on each device and compared with the results of TFF's own C++ worker, the reference:
 
-    - `dp_fed_avg`: FedAvg by `tff.learning` with user-level DP, once without noise, which is compared, and once with,
-      whose size is checked. Its clients hold data sets and are always computed one by one.
+    - `dp_fed_avg`: FedAvg by `tff.learning` with user-level DP, once without noise, to compare weights, and once with
+      noise, to check its size. Its clients hold data sets and are always computed one by one.
     - `dp_sgd`: MR-MTL with DP-SGD in every client and known seeds, with clients one by one and as a stack.
 
     Returns:
-      Everything found, with `healthy` true if all tests passed; and the same as text. Every test has `round`, `engine`,
+      All findings, with `healthy` true if all tests passed; and the same as text. Every test has `round`, `engine`,
       `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest from the
-      reference), `noise_stddev` (of the round that knows it) and `error`: None where there is no such thing.
+      reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
     """
     installed = {name: _tff.installed_version(name) or "absent" for name in DISTRIBUTIONS}
     versions = {"python": platform.python_version(), **installed}
@@ -98,7 +98,7 @@ def _test(
 def _run(
     name: str, engine: str, device: str, parallelism: ClientParallelism | None
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the result of a round, and its noise where that is known separately."""
+    """Returns the result of a round, and the noise if it is known separately, or None."""
     choices: dict[str, str] = {}
     options = {} if parallelism is None else {"client_parallelism": parallelism, "choices": choices}
     with running_engine(engine, device, **options):

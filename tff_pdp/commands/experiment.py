@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 class EngineOptions(Settings):
-    """Overrides settings of the experiment's section `training` on the computation of rounds.
+    """Options of the engine, which replace settings of the experiment's section `training`.
 
     Attributes:
       engine: inprocess (default), or native: TFF's C++ worker.
       device: cpu, gpu, gpu:N, or auto (default): a GPU where there is one.
-      client_parallelism: loop: a call for each client; vectorized: one for many; auto (default): times both and keeps
-        the faster.
-      clients_per_call: most clients computed at a time; bounds memory.
+      client_parallelism: loop: one call for each client; vectorized: one call for many; auto (default): times both and
+        keeps the faster.
+      clients_per_call: largest number of clients in a call; bounds memory.
     """
 
     engine: str | None = None
@@ -44,14 +44,14 @@ class _OnExperiment(Reporting):
 
     Attributes:
       config: the experiment: a YAML file, or the name of a shipped experiment, such as demo or reproduce/school.
-      set: replace one value of the experiment, by dotted key: --set training.rounds=10; may be repeated.
+      set: replace one value of the experiment, by dotted key, as in --set training.rounds=10; may be repeated.
     """
 
     config: Annotated[str, Option("FILE")]
     set: Annotated[tuple[str, ...], Option("KEY=VALUE")] = ()
 
     def experiment(self, further: Mapping[str, Any] | None = None) -> "ExperimentConfig":
-        """Reads the experiment, with what `--set`, options of the engine and `further` replace."""
+        """Reads the experiment, with values replaced by `--set`, options of the engine and `further`."""
         engine = getattr(self, "engine", EngineOptions())
         return _experiment(self.config, self.set, {**engine.overrides, **(further or {})})
 
@@ -60,7 +60,7 @@ class Prepare(_OnExperiment):
     """Turn raw client data into a client dataset (an Apache Beam job).
 
     The experiment's data.kind says what its data.input is:
-      leaf                   a folder of LEAF JSON of images, or with its train and test
+      leaf                   a folder of LEAF JSON of images, or with LEAF's folders train and test
       silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
       mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
       fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
@@ -69,12 +69,12 @@ class Prepare(_OnExperiment):
       rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
       partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
       contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
-      simulated_outbreak     the same, of an outbreak simulated first; SocioPatterns' tij_*.dat, or generated
-    Options of a kind stand beside it in data; `tff-pdp config --reference` explains them. Another kind is
-    module:name.
+      simulated_outbreak     the same for a simulated outbreak; people from SocioPatterns' tij_*.dat, or generated
+    Options of a kind are set beside it in data; `tff-pdp config --reference` explains them. A kind of your own is
+    named by module:name.
 
     Attributes:
-      overwrite: replace a client dataset prepared differently.
+      overwrite: replace a client dataset that was prepared differently.
     """
 
     overwrite: bool = False
@@ -91,10 +91,10 @@ class Config(Command):
     """Check an experiment's file and show its defaults; or describe all keys.
 
     Attributes:
-      config: an experiment, as for `train`, to be checked as commands check it.
-      schema: all keys as JSON Schema, for editors.
-      reference: all keys as the page docs/configuration.md.
-      set: as for train.
+      config: the experiment to check: a YAML file, or the name of a shipped experiment.
+      schema: show all keys as JSON Schema, for editors.
+      reference: show all keys as the page docs/configuration.md.
+      set: replace one value of the experiment, by dotted key; may be repeated.
     """
 
     config: Annotated[str | None, Option("FILE")] = None
@@ -126,8 +126,8 @@ class _Resuming(_OnExperiment):
     """Computes rounds.
 
     Attributes:
-      resume: continue from the newest checkpoint, as after an interruption.
-      overwrite: start again where a run exists.
+      resume: continue from the newest checkpoint, for instance after an interruption.
+      overwrite: start again if a run exists.
     """
 
     engine: EngineOptions
@@ -150,7 +150,7 @@ class Train(_Resuming):
 
         config = self.experiment()
         done: dict[str, Any] = {}
-        # A method with a search is trained by `tune`; asked for by its name, it is refused.
+        # A method with a search is trained by `tune`; `train` refuses it if it is asked for by name.
         others = [name for name in config.algorithms if not config.tuning.search_for(name)]
         names = self.algorithm or others or list(config.algorithms)
         for name in names:
@@ -179,7 +179,7 @@ class Tune(_Resuming):
     Attributes:
       algorithm: the method to search; default: tuning.search.algorithm.
       values: values to try: --values prox_weight=0.1,1,10; may be repeated; default: tuning.search.values.
-      runs: distribution of the number of runs: geometric (default), logarithmic, poisson, a shape; or fixed: each
+      runs: distribution of the number of runs: geometric (default), logarithmic, poisson, or a shape; or fixed: each
         candidate once.
       mean_runs: expected number of runs of each silo, above 1.
     """
@@ -255,7 +255,7 @@ class Export(_OnExperiment):
             "size": dataclasses.asdict(exported.size),
             "bytes_about": dict(exported.sizes),
         }
-        keyed = f"by keyed hashes of their ids, the key is {config.client_id_key}"
+        keyed = f"by keyed hashes of their ids; the key is in {config.client_id_key}"
         if name in exported.versions:
             version, base_path = exported.version, str(exported.version.parent)
             content |= {"version": str(version), "models_config": str(write_models_config(version.parent, name))}
@@ -283,8 +283,8 @@ class Personalize(_OnExperiment):
     examples are protected pay for the fit, each from a budget of its own (docs/privacy.md).
 
     Attributes:
-      examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples are reported on.
-      client_id: the client; default: all of a client dataset.
+      examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples test the fit.
+      client_id: id of the client; default: all clients of a client dataset.
     """
 
     examples: Path
@@ -303,11 +303,11 @@ class Predict(_OnExperiment):
     """Ask a server for predictions on some of a client's test examples.
 
     Attributes:
-      client_id: the client whose personal model answers; for an unknown id, the global model does.
-      examples_of: the client whose test examples are sent; default: the same client.
+      client_id: id of the client whose personal model answers; the global model answers for an unknown id.
+      examples_of: id of the client whose test examples are sent; default: the same client.
       num_examples: number of test examples.
-      address: of the server.
-      grpc: speak gRPC; the address is then the gRPC port's.
+      address: host and port of the server.
+      grpc: use gRPC; the address must then have the gRPC port.
     """
 
     client_id: Annotated[str, Option("ID")]
@@ -345,7 +345,7 @@ class Demo(Reporting):
 
     Attributes:
       data: folder of LEAF FEMNIST JSON; default: scikit-learn's digits.
-      output: replaced if it exists.
+      output: folder for all results; the results of an earlier demo are replaced.
     """
 
     data: Annotated[str | None, Option("DIR")] = None
@@ -365,16 +365,16 @@ class Reproduce(Reporting):
 
     Attributes:
       setting: name of the experiment.
-      paper: with the paper's choices, unsound ones included.
-      scale: full is the paper's; small runs on two cores.
-      methods: default: those of the scale.
-      epsilons: of every silo or user; inf: no privacy.
-      seeds: repetitions; default: those of the scale.
-      variants: such as default, silo_scaling, classes_2.
-      grid: sweep lambda too; default: its grid.
+      paper: make the paper's choices, unsound choices included.
+      scale: full: the paper's; small: for two cores.
+      methods: names of methods; default: those of the scale.
+      epsilons: epsilon of every silo or user; inf: no privacy.
+      seeds: number of repetitions; default: that of the scale.
+      variants: names of variants, such as default, silo_scaling, classes_2.
+      grid: also sweep lambda over these values; without values: over the setting's grid.
       data: folder of the raw data; default: $TFF_PDP_DATA.
-      output: default runs/reproduce/SETTING; a stopped sweep goes on there.
-      jobs: processes; default: one a core.
+      output: folder of the runs, where a stopped sweep goes on; default: runs/reproduce/SETTING.
+      jobs: number of processes; default: one per core.
     """
 
     setting: Annotated[str, Positional(choices="tff_pdp.reproduce.setting:NAMES")]
@@ -434,7 +434,7 @@ def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
 
 
 def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
-    """Returns the name of the model that answers for a client: the one of all, unless every client has its own."""
+    """Returns the name of the model that answers for a client: the common model, or the client's own model."""
     base_path = config.export_folder
     own = base_path.with_name(f"{base_path.name}.{exported_id}")
     is_divided = config.export.layout == "per_client" or (own.is_dir() and not base_path.is_dir())
@@ -442,7 +442,7 @@ def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
 
 
 def _answer(label: Any, answer: Any) -> dict[str, Any]:
-    """Returns one example's label and prediction: of a classifier (probabilities `[num_classes]`) or a regression."""
+    """Returns one example's label and prediction, by a classifier (probabilities `[num_classes]`) or a regression."""
     if answer.ndim:
         return {"label": int(label), "predicted": int(answer.argmax()), "probability": float(answer.max())}
     return {"label": float(label), "predicted": float(answer)}

@@ -11,7 +11,7 @@ class _OnRuns(Reporting):
     """Looks at runs.
 
     Attributes:
-      runs: the output folder of an experiment, or that of a method.
+      runs: output folder of an experiment, or folder of one method in it.
     """
 
     runs: Annotated[tuple[Path, ...], Positional("RUN")]
@@ -20,25 +20,25 @@ class _OnRuns(Reporting):
 class Verify(_OnRuns):
     """Check a run's files and records, and compute its epsilon anew.
 
-    Checks runs off line, without TensorFlow, and writes nothing: the digests of all files, the chains of spending
-    records, whether files belong together, states of users, the client dataset, exports. Computes epsilon anew from the
-    events of every ledger, composed over all runs on record, and compares it with summary.json and privacy reports.
-    `tff-pdp verify-export` checks an export alone.
+    Checks the digests of all files, the chains of spending records, whether files belong together, states of users, the
+    client dataset, exports. Computes epsilon anew from the events of every ledger, composed over all runs on record,
+    and compares the result with summary.json and privacy reports. Needs no network and no TensorFlow, and writes
+    nothing. `tff-pdp verify-export` checks an export alone.
 
       tff-pdp verify runs/demo              everything of an experiment
       tff-pdp verify runs/demo/mr_mtl       one run
 
-    Each line is one thing:
-      ok         as it was written
-      stopped    left so by a command that was stopped: nothing is lost, the next command that writes there repairs it
-      old        of an earlier version, without a digest: read and counted, but damage would not show
+    Each line of the output is about one thing:
+      ok         unchanged since it was written
+      stopped    left by a stopped command: nothing is lost, the next command that writes there repairs it
+      old        written by an earlier version, without a digest: read and counted, but damage would not show
       absent     not here, so not checked
-      problem    damaged, missing, or in contradiction to another file
-    The exit status is 0 where there is no problem, otherwise 1.
+      problem    damaged, missing, or contradicting another file
+    The exit status is 0 if there is no problem, otherwise 1.
     """
 
     def run(self) -> Outcome:
-        """Checks runs, and prints a line for each thing.
+        """Checks runs, and prints a line about each thing.
 
         Raises:
           ConfigError: a folder holds no run.
@@ -80,8 +80,8 @@ class Seal(_OnRuns):
     swapped. Where that matters, keep runs on an encrypted volume and destroy the volume's key.
 
     Attributes:
-      unfinished: also a run that was not run to its end, which then never can be.
-      discard_models: also where models were not evaluated or exported: they are lost.
+      unfinished: seal runs that were not run to their end too; these can never be finished then.
+      discard_models: seal runs whose models were not evaluated or exported too; these models are lost.
     """
 
     unfinished: bool = False

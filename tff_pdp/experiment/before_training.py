@@ -42,10 +42,10 @@ class SiloReleases:
     """Holds all that is known of silos before they train.
 
     Attributes:
-      statistics: by client id.
-      scalings: by client id; empty where features are used as they are.
+      statistics: released statistics of each silo, by client id.
+      scalings: shift and scale of features, by client id; empty if features are used as they are.
       num_examples_are_noised: whether the numbers of examples are releases, not public.
-      unsound: reason why no privacy can be claimed; empty where it can.
+      unsound: reason why no privacy can be claimed; empty if privacy can be claimed.
     """
 
     statistics: Mapping[str, SiloStatistics]
@@ -72,12 +72,12 @@ class SiloReleases:
 
 
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
-    """Returns the silos' releases; makes them if they have not been made.
+    """Returns the silos' releases, and makes them first if none are stored.
 
-    Guarantee: a statistic of a silo is released once in an experiment's folder, `events` covers it, and the registry
-      has it before it is released, so that releases in several folders add up. Every method's ledger is charged with
+    Guarantee: each statistic of a silo is released once in an experiment's folder, is covered by `events`, and is in
+      the registry before its release, so that releases in several folders add up. Every method's ledger is charged for
       it, so the joint cost of several methods counts it more than once: an upper bound.
-    Assumes: as `release_silo_statistics`.
+    Assumes: as in `release_silo_statistics`.
 
     Raises:
       ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
@@ -85,7 +85,7 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
     """
     privacy, shape = config.privacy, clients.manifest.features.shape
     settings = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
-    # Refused before anything is released.
+    # Refuses unfit constants before anything is released.
     privacy.feature_scaling.public(shape)
     if planned_events(settings):
         statistics = _released_once(config, clients, settings)
@@ -119,7 +119,7 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
         statistics = {name: SiloStatistics.from_dict(one) for name, one in stored["silos"].items()}
         earlier = _typed(stored["made_with"])
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise DataError(f"{path}: what silos released before training cannot be read ({error})") from None
+        raise DataError(f"{path}: the silos' releases before training cannot be read ({error})") from None
     registry = Registry(config.privacy.registry)
     # The first version had a digest without a key.
     unkeyed = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
@@ -130,14 +130,14 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
     if kept is not None and kept != registry.key().fingerprint():
         # Data are named by keyed digests, which another registry cannot compare.
         raise ConfigError(
-            f"{path}: what silos released before training is in another registry than {registry.folder}, which cannot "
-            "count it. Name that registry again by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
+            f"{path}: the silos' releases before training are in another registry than {registry.folder}, which cannot "
+            "count them. Name that other registry by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
         )
     # An earlier version did not say which registry.
-    counts = f"The registry {registry.folder} counts both on the same records"
-    unknown = f"Where it was released under another registry than {registry.folder}, name that one, which counts it"
+    counts = f"The registry {registry.folder} counts old and new releases on the same records together"
+    unknown = f"If the releases are in another registry than {registry.folder}, name that registry, which counts them"
     raise ConfigError(
-        f"{path}: what silos released before training was made with other settings or other data. Releasing it again "
+        f"{path}: the silos' releases before training were made with other settings or other data. To release again "
         f"costs again: name another output folder to do that. {unknown if kept is None else counts}"
     )
 
@@ -157,13 +157,13 @@ def _release(
     remove_attempts(path.parent, path.name)
     registry = Registry(config.privacy.registry)
     content = {
-        # Another digest than a keyed one would tell whether some record is among others that are known.
+        # With an unkeyed digest, anyone who knows all other records could test whether some record is in the data.
         "made_with": _made_with(config, registry.keep_dataset(clients, ("train",))),
         "registry_key": registry.key().fingerprint(),
         "release_id": release_id,
         "silos": json.loads(_encode(statistics)),
     }
-    # On disk before anything is done with it: were it lost, the next command would release it a second time.
+    # On disk before anything is done with the statistics: if they were lost, the next command would release again.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
     return statistics
 
@@ -176,14 +176,14 @@ def read_releases(path: Path) -> dict[str, Any]:
     """
     content = read_json(path, undigested=(None,))
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-        raise DataError(f"{path} has another format version than {FORMAT_VERSION}, which is read here")
+        raise DataError(f"{path} has another format version than {FORMAT_VERSION}, the only one read here")
     return content
 
 
 def released_id(config: ExperimentConfig) -> str:
-    """Returns the registry's id of the statistics in every method's ledger of an experiment; empty if none."""
+    """Returns the registry's id of the experiment's releases before training; empty if there are none."""
     path = Path(config.output) / RELEASES_FILE
-    # Written in one move, and read before by whoever built the method.
+    # The file is written in one move, and `build_method` has read it before.
     return read_releases(path).get("release_id", "") if path.exists() else ""
 
 
@@ -191,7 +191,7 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
     """Enters statistics into the registry before they are released, and returns their id.
 
     Raises:
-      BudgetError: they would overspend a silo's budget; nothing was entered or released.
+      BudgetError: the statistics would overspend a silo's budget; nothing was entered or released.
     """
     registry, release_id = Registry(config.privacy.registry), secrets.token_hex(16)
     ledger = None
@@ -225,8 +225,8 @@ def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
 
 
 def _typed(made_with: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns all that decided releases, with defaults filled in, which an earlier version left out."""
-    source = "what silos released before training"
+    """Returns all settings that decided releases, with the defaults that an earlier version left out."""
+    source = "the silos' releases before training"
     return {
         **made_with,
         "num_examples": read_settings(NumExamples, made_with["num_examples"], source),
@@ -237,7 +237,7 @@ def _typed(made_with: Mapping[str, Any]) -> dict[str, Any]:
 def _scalings(
     clients: ClientDataset, scaler: Scaler, statistics: Mapping[str, SiloStatistics]
 ) -> dict[str, FeatureScaling]:
-    """Returns the scalings by client id; empty where features are used as they are."""
+    """Returns the scalings by client id; empty if features are used as they are."""
     if scaler.changes_nothing:
         return {}
     public = scaler.public(clients.manifest.features.shape)

@@ -45,7 +45,7 @@ _kept: ContextVar[Computations] = ContextVar("kept computations")
 def build_methods(
     config: ExperimentConfig, num_clients: int
 ) -> tuple[Model, dict[str, tuple[Algorithm, dict[str, Any]]]]:
-    """Builds the model, and every method by name with all of its hyper-parameters; checks what reading alone cannot.
+    """Builds the model, and every method with all of its hyper-parameters, by name; checks all settings of both.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
@@ -58,7 +58,7 @@ def build_methods(
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
-    Silos make their releases before training (`tff_pdp.experiment.before_training`) now, unless they have.
+    Silos make their releases before training (`tff_pdp.experiment.before_training`) now, unless these are stored.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -141,9 +141,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
 
 @contextlib.contextmanager
 def keep_computations(kept: Computations) -> Iterator[None]:
-    """Shares equal TFF computations among the methods built inside of the `with`: an engine compiles these once.
+    """Shares equal TFF computations among the methods built inside the `with`, so that an engine compiles them once.
 
-    `kept` has the computations so far, by `computations_key`, and is added to.
+    `kept` has the computations so far, by `computations_key`; new ones are added.
     """
     token = _kept.set(kept)
     try:
@@ -155,9 +155,9 @@ def keep_computations(kept: Computations) -> Iterator[None]:
 def computations_key(
     config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
 ) -> Hashable:
-    """Names the TFF computations of a method: hyper-parameters, noise, data and seeds are arguments of them.
+    """Returns a key of a method's TFF computations, whose arguments are hyper-parameters, noise, data and seeds.
 
-    `config` has settings for this algorithm; `user_sum` is None where silos are protected.
+    `config` has settings for this algorithm; `user_sum` is None if silos are protected.
     """
     content = config.to_dict()
     settings, privacy = content["algorithms"][algorithm.name], config.privacy
@@ -186,7 +186,7 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
-    `choices` has what `client_parallelism: auto` chose before, and is added to.
+    `choices` has earlier choices of `client_parallelism: auto`; new ones are added.
 
     Raises:
       ConfigError: the engine does not have the option.
@@ -227,7 +227,7 @@ def model_seed(config: ExperimentConfig) -> int:
     """Returns the seed of the model's initial weights, 0 by default.
 
     Raises:
-      ConfigError: it is no whole number of at least 0.
+      ConfigError: the seed is not a whole number of at least 0.
     """
     return read_settings(CountOrZero, config.model.get("seed", 0), "the experiment", "model.seed")
 
@@ -236,8 +236,8 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     """Opens the experiment's client dataset.
 
     Raises:
-      ConfigError: its examples have another shape or other classes than the experiment's.
-      DataError: it has not been prepared or is damaged.
+      ConfigError: the dataset's examples have another shape or other classes than the experiment's.
+      DataError: the dataset has not been prepared or is damaged.
     """
     clients = ClientDataset.open(config.clients_folder)
     features = clients.manifest.features
@@ -259,6 +259,6 @@ def _inputs_hash(
     sizes = [clients.num_examples(client_id, "train") for client_id in clients.client_ids]
     digest.update(padded_sizes(sizes, model).tobytes())
     digest.update(releases.digest().encode())
-    # They may come from a file.
+    # Budgets may come from a file.
     digest.update(repr(sorted(plan.budgets.items())).encode())
     return digest.hexdigest()

@@ -1,8 +1,8 @@
 """Reads experiments from YAML into typed settings, without TensorFlow.
 
-The sections `data` and `privacy` are of the class that their `kind` names, and are read here in full. Settings of
-models and methods are those of functions whose modules import TensorFlow: `tff_pdp.experiment.build` reads them before
-anything is written or spent.
+The `kind` of the sections `data` and `privacy` names their class; both are read here in full. Settings of models and
+methods are parameters of functions whose modules import TensorFlow: `tff_pdp.experiment.build` reads these settings
+before anything is written or spent.
 """
 
 import functools
@@ -42,24 +42,24 @@ Values = dict[str, Value]
 
 
 class Training(Settings):
-    """Says how long to train, and how.
+    """Sets how long to train, and how rounds are computed.
 
     Attributes:
-      rounds: planned rounds; the noise is calibrated for them.
-      weighting: how clients count in a mean: `uniform`; silos by their `num_examples`, as far as these are known; users
-        by `paper_capped_num_examples`, their number of examples over `weight_cap` and at most one, which takes these
-        numbers for public.
-      weight_cap: the number of examples from which on a user counts as one.
-      evaluate_every: validation metrics each so many rounds.
-      checkpoint_every: a checkpoint each so many rounds.
+      rounds: planned number of rounds, for which the noise is calibrated.
+      weighting: how clients count in a mean: `uniform`, all the same; `num_examples`, silos in proportion to their
+        public or noised number of examples; `paper_capped_num_examples`, users by min(1, number of examples /
+        `weight_cap`), which treats these numbers as public.
+      weight_cap: number of examples at and above which a user has weight 1.
+      evaluate_every: rounds from one validation to the next; the last round always has one.
+      checkpoint_every: rounds from one checkpoint to the next; the last round always has one.
       engine: `inprocess`, in this process; or `native`, TensorFlow Federated's own worker.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop` calls once for each client, a few at a time, `vectorized` for many clients at once, and
-        `auto` times both in the first round and keeps the faster. For the engine `inprocess`.
-      clients_per_call: the most clients computed at a time; memory grows with it. For the engine `inprocess`.
-      deterministic_operations: of noised training on a GPU, use only kernels of TensorFlow that repeat their sums to
-        the bit. Slower, and refused by TensorFlow where an operation has none.
-      test_only_seed: fixes all randomness; reports then say "not private".
+      client_parallelism: `loop`, one call for each client, a few side by side; `vectorized`, one call for many clients;
+        or `auto`, which times both in the first round and keeps the faster. For the engine `inprocess`.
+      clients_per_call: largest number of clients in a call; memory grows with this number. For the engine `inprocess`.
+      deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
+        the bit. This is slower, and fails where an operation has no such kernel.
+      test_only_seed: seed that fixes all randomness; reports then say "not private".
     """
 
     rounds: Count
@@ -76,21 +76,22 @@ class Training(Settings):
 
     def __post_init__(self):
         if self.engine == "native" and self.client_parallelism == "vectorized":
-            raise ValueError("client_parallelism: the engine native computes client by client")
+            raise ValueError("client_parallelism: the engine native computes clients one by one, not vectorized")
 
 
 class Export(Settings):
-    """Says what is exported, and how.
+    """Sets which models are exported, and in which form.
 
     Attributes:
-      algorithm: which trained method. Named here, not chosen by a metric: a choice costs budget.
-      model_name: the name it is served under: letters, digits, `_`, `.` and `-`.
-      layout: how personal models lie in the export: `stacked`, a row for every client of what differs between them;
-        `clusters`, a row for every different model; `hypernetwork`, the small states that models are made from, for
-        methods that have them; `per_client`, an export for every client; or `auto`, the smallest of the first three or,
-        where that is above 1 GiB, `per_client` for up to 100 clients.
-      client_ids: `hashed`, the export and requests have keyed hashes of the clients' ids, the key being in
-        `client_id.key` beside the run; or `plain`, they have the ids themselves.
+      algorithm: the trained method to export. It is named here and not chosen by a metric, because such a choice costs
+        budget.
+      model_name: name under which the model is served: letters, digits, `_`, `.` and `-`.
+      layout: how personal models lie in the export: `stacked`, a row per client with the weights in which clients
+        differ; `clusters`, a row per different model; `hypernetwork`, the small states that models are made from, for
+        methods that have such states; `per_client`, an export per client; or `auto`, the smallest of the first three
+        or, if that is above 1 GiB, `per_client` for up to 100 clients.
+      client_ids: how the export and requests name clients: `hashed`, by keyed hashes of their ids, with the key in
+        `client_id.key` in the experiment's folder; or `plain`, by the ids themselves.
     """
 
     algorithm: Name
@@ -100,17 +101,19 @@ class Export(Settings):
 
 
 class SearchSettings(Settings):
-    """Says what every silo tries with `tff-pdp tune`, a private search for hyper-parameters, and what a try costs.
+    """Sets what every silo tries in `tff-pdp tune`, a private search for hyper-parameters, and how often.
 
     Attributes:
-      algorithm: the method that is searched; its own hyper-parameters are those of the pivot run.
-      values: by hyper-parameter, the values tried; every combination of them is a candidate.
-      runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or the shape, at least 0, of a
-        truncated negative binomial. `fixed` tries every candidate once, and costs as much as to release them all.
-      mean_runs: expected number of runs, above 1; not for `fixed`.
-      score_noise_multiplier: standard deviation of the noise on a run's score over the most that one validation example
-        can change it: one more example answered correctly or, for a regression, `score_bound`.
-      score_bound: the largest squared error of one example that counts in a score, for a regression.
+      algorithm: the method whose hyper-parameters are searched. Its settings under `algorithms` are those of the pivot
+        run: the one federated run that is released before silos search.
+      values: values to try for each hyper-parameter; every combination of values is a candidate.
+      runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or a number of at least 0, the
+        shape of a truncated negative binomial. `fixed` tries every candidate once, at the cost of releasing all of
+        them.
+      mean_runs: expected number of runs of each silo, above 1; not for `fixed`.
+      score_noise_multiplier: standard deviation of the noise on a run's score, divided by the largest change that one
+        validation example can make: 1 (one more correct answer) or, for a regression, `score_bound`.
+      score_bound: bound that each example's squared error is clipped to in a score; for a regression only.
     """
 
     algorithm: Name
@@ -122,12 +125,12 @@ class SearchSettings(Settings):
 
 
 class Tuning(Settings):
-    """Says what was chosen by looking at results on these data, and how often one looked; reports repeat it.
+    """Lists what was chosen by looking at results on these data, and how many configurations were tried.
 
     Attributes:
-      tuned: settings chosen without privacy, in a reader's words.
-      configurations_tried: how many configurations were looked at for that.
-      search: a private search, which the ledger is charged for.
+      tuned: names of the settings that were chosen without privacy, worded for readers of the report.
+      configurations_tried: number of configurations whose results were looked at to choose them.
+      search: a private search for hyper-parameters, which the ledger is charged for.
     """
 
     tuned: tuple[str, ...] = ()
@@ -135,7 +138,7 @@ class Tuning(Settings):
     search: SearchSettings | None = None
 
     def search_for(self, algorithm: str) -> SearchSettings | None:
-        """Returns the search for this method's hyper-parameters; None where there is none."""
+        """Returns the search for this method's hyper-parameters; None if there is none."""
         return self.search if self.search and self.search.algorithm == algorithm else None
 
 
@@ -143,16 +146,17 @@ class ExperimentConfig(Settings):
     """Describes one experiment: one data set, one model, one privacy plan, and the methods trained under it.
 
     Attributes:
-      title: of the report.
-      output: folder that everything is written under.
-      data: where examples come from.
+      title: title of the report.
+      output: folder for all files of the experiment.
+      data: the raw data, and how examples are made from them.
       model: `kind`, a name from `tff_pdp.experiment.kinds.MODELS` or `module:name`; `seed` of its initial weights, 0 by
-        default; and what its function takes.
-      privacy: what is promised to whom.
-      training: how long to train, and how.
-      algorithms: by a name of one's own, what a method takes; `kind` says which one where the name does not.
-      export: what is exported.
-      tuning: what was chosen by looking at results.
+        default; and the parameters of the model's function.
+      privacy: the privacy plan: what is protected, and with which budget.
+      training: number of rounds, and how rounds are computed.
+      algorithms: the methods to train: a name of your choice for each, mapped to its settings; `kind` names the method
+        where that name does not.
+      export: settings of the export.
+      tuning: settings that were chosen by looking at results.
     """
 
     title: Name
@@ -183,7 +187,7 @@ class ExperimentConfig(Settings):
 
     @property
     def client_id_key(self) -> Path:
-        """The file of the key that clients' ids are hashed with in exports: a secret, and no part of an export."""
+        """The file of the secret key that hashes clients' ids in exports; no part of an export."""
         return Path(self.output) / "client_id.key"
 
     @property
@@ -196,7 +200,7 @@ class ExperimentConfig(Settings):
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
     def outside(self, algorithm: str) -> dict[str, str]:
-        """Returns the kinds that are defined outside of tff_pdp, by section, as of `Kinds.origin`.
+        """Returns the kinds that are defined outside of tff_pdp, by section, as in `Kinds.origin`.
 
         Raises:
           ConfigError: a module cannot be imported.
@@ -211,7 +215,7 @@ class ExperimentConfig(Settings):
         return {section: origin for section, origin in origins.items() if origin is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the resolved experiment as plain data, defaults filled in."""
+        """Returns the resolved experiment as plain data, with defaults filled in."""
         return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
@@ -236,8 +240,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     """Reads an experiment.
 
     Args:
-      path: a YAML file; or, where there is none at this path, the name of an experiment that comes with the package,
-        such as `demo` or `reproduce/school`.
+      path: a YAML file or, if no file has this path, the name of an experiment that comes with the package, such as
+        `demo` or `reproduce/school`.
       overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None removes a
         key.
 
@@ -271,7 +275,7 @@ def _class_of(section: Mapping[str, Any], source: str, key: str, kinds: Kinds[An
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{source}: {key}.kind: {kind} is no subclass of {base.__name__}")
+        raise ConfigError(f"{source}: {key}.kind: {kind} is not a subclass of {base.__name__}")
     return found
 
 
@@ -319,7 +323,7 @@ def _override(content: Any, key: str, value: Any, source: str) -> None:
             target[parent] = {}
         target = target[parent] if isinstance(target, dict) else None
     if not isinstance(target, dict):
-        raise ConfigError(f"{source}: there is no key {join_key('', key)} to set")
+        raise ConfigError(f"{source}: cannot set {join_key('', key)}: a value above it is not a mapping")
     if value is None:
         target.pop(last, None)
     else:

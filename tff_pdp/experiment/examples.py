@@ -20,12 +20,12 @@ _CANDIDATES = 256
 
 
 def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, rows_of_a_call: float = 0.0) -> np.ndarray:
-    """Chooses a padded size for each client: one of at most `max_buckets`, with the least padding and fewest calls.
+    """Chooses a padded size for each client, at most `max_buckets` different ones, to save padding and calls.
 
     Args:
       sizes: each client's number of examples.
-      max_buckets: the most different sizes.
-      rows_of_a_call: how many rows take as long as another call; a further bucket has to save more.
+      max_buckets: largest number of different sizes.
+      rows_of_a_call: number of rows that take as long as one more call; one more bucket has to save more rows.
 
     Returns:
       int64 `[clients]`, each at least the client's own size, and at least 1.
@@ -53,7 +53,7 @@ def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, row
 
 
 def _partitions(candidates: np.ndarray, counts: np.ndarray, max_buckets: int) -> list[tuple[list[int], int]]:
-    """Finds for 1, 2, ... buckets the places of the largest sizes, and the padded rows; by dynamic programming."""
+    """Finds each bucket's largest size (a place) and the padded rows for 1, 2, ... buckets, by dynamic programming."""
     # rows[j]: fewest rows for the clients up to candidate j, the last bucket ending there.
     rows, ends = candidates * counts, [[number] for number in range(len(candidates))]
     found = [(ends[-1], int(rows[-1]))]
@@ -72,22 +72,22 @@ def _partitions(candidates: np.ndarray, counts: np.ndarray, max_buckets: int) ->
     return found
 
 
-# A call over stacked clients takes about as long, before it computes anything, as so many weights times rows.
+# Fixed time of a call over stacked clients, as the number of weights times rows that are computed in that time.
 _WEIGHTS_OF_A_CALL = 2e7
 # Splits up to this size, in bytes, are read once and kept.
 _KEPT_BYTES = 2**30
 
 
 class Examples:
-    """Reads one split of all clients from disk, client by client, and keeps it in memory where it is small."""
+    """Reads one split of all clients from disk, client by client, and keeps it in memory if it is small."""
 
     def __init__(
         self, clients: ClientDataset, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
     ):
         """Wraps one split of a client dataset.
 
-        `scalings` has, by client id, the shift and scale of features; it is empty where they are used as they are. How
-        far padding pays depends on the model.
+        `scalings` has the shift and scale of features by client id; it is empty if features are used as they are.
+        Padded sizes depend on the model.
         """
         self._clients, self._split, self._scalings = clients, split, scalings or {}
         self._type = client_data_type(model)

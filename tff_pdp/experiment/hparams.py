@@ -21,7 +21,7 @@ from tff_pdp.privacy.plans.search import Search, parse_runs
 from tff_pdp.processes.client_work import what_clients_own
 from tff_pdp.settings import did_you_mean, read_settings
 
-# Taken from the experiment, not from the method's own settings.
+# Arguments of builders that come from the experiment, not from the method's own settings.
 FROM_EXPERIMENT = ("num_clients", "rounds", "head")
 
 
@@ -31,15 +31,15 @@ def build_algorithm(
     """Builds an algorithm from its settings.
 
     Args:
-      name: its name in the experiment.
-      given: by name, `kind`, where that is not the name; the builder's arguments (fixed in its computations); and its
-        hyper-parameters (a number each; those of steps may be "epoch" or "5 epochs", some may be "auto").
-      num_clients: of the experiment.
-      rounds: of the experiment.
+      name: name of the algorithm in the experiment.
+      given: settings by name: `kind`, if it differs from `name`; arguments of the builder, fixed in the computations;
+        and hyper-parameters (numbers; a number of steps may be "epoch" or "5 epochs", some may be "auto").
+      num_clients: number of clients of the experiment.
+      rounds: number of rounds of the experiment.
       head: names of the weights of the model's last layer.
 
     Returns:
-      The algorithm, under the experiment's name for it, and all of its hyper-parameters, defaults filled in.
+      The algorithm, renamed to `name`, and all of its hyper-parameters, with defaults filled in.
 
     Raises:
       ConfigError: the kind or a key is unknown, or a value has the wrong type or range.
@@ -73,7 +73,7 @@ def build_algorithm(
 def hparam_columns(
     algorithm: Algorithm, hparams: Mapping[str, Any], num_examples: Mapping[str, int], batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Returns every hyper-parameter of every client, in the order of `num_examples`, without those that are `auto`."""
+    """Returns each hyper-parameter that is not `auto`: an array `[clients]`, in the order of `num_examples`."""
     columns = {}
     for name in algorithm.defaults:
         if hparams[name] == AUTO:
@@ -93,9 +93,9 @@ def hparam_columns(
 def build_search(
     config: ExperimentConfig, algorithm: Algorithm, settings: Mapping[str, Any], model: Model, clients: ClientDataset
 ) -> Search | None:
-    """Returns the search for a method's hyper-parameters; None where the experiment has none.
+    """Returns the search for a method's hyper-parameters; None if the experiment has none.
 
-    `settings` has the method's hyper-parameters, those of the pivot run.
+    `settings` has the method's hyper-parameters, which the pivot run uses.
 
     Raises:
       ConfigError: a value is out of range, a hyper-parameter or the method cannot be searched, or a silo has no
@@ -107,15 +107,15 @@ def build_search(
     candidates = _candidates(search, algorithm)
     if automatic := [name for name, value in settings.items() if value == AUTO]:
         raise ConfigError(
-            f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}, so that it is set during training: a method with "
-            "such a hyper-parameter cannot be searched. Give it a number"
+            f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}, that is, set during training: a method with such "
+            "a hyper-parameter cannot be searched. Give a number instead"
         )
     owned = what_clients_own(algorithm, model, config.training.rounds).weights
     if algorithm.export.serves_candidates or not owned:
         raise ConfigError(
-            f"tuning.search.algorithm: the personal model of {algorithm.name}, as it is set here, is a shared one. "
-            "A silo cannot search alone for what all silos train together, and repeating the whole training would "
-            "release every repetition: search a method in which every silo keeps a model of its own"
+            f"tuning.search.algorithm: the personal model of {algorithm.name}, as it is set here, is a shared model. "
+            "A silo cannot search alone for a model that all silos train together, and repeating the whole training "
+            "would release every repetition: search a method in which every silo keeps a model of its own"
         )
     _check_validation_examples(config, clients)
     return Search(
@@ -145,7 +145,7 @@ def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str,
 
 def _check_validation_examples(config: ExperimentConfig, clients: ClientDataset) -> None:
     missing = [client_id for client_id in clients.client_ids if not clients.num_examples(client_id, "validation")]
-    # Where silos' sizes are secret, so is whether one has no validation examples; its choice is then noise alone.
+    # If silos' sizes are secret, so is a lack of validation examples; without any, a silo's choice is noise alone.
     if config.privacy.num_examples.epsilon is not None:
         missing = [] if config.data.validation_fraction > 0 else missing
     if missing:

@@ -1,6 +1,6 @@
-"""Names everything that a configuration chooses by kind: a line for each, and its place, imported where it is chosen.
+"""Names all kinds that a configuration can choose, with their places; each is imported only if it is chosen.
 
-Installed packages may add names by entry points of the groups here, and `module:name` reaches any module.
+Installed packages may add names by entry points in the groups named here, and `module:name` reaches any module.
 """
 
 from collections.abc import Callable

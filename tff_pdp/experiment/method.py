@@ -24,19 +24,19 @@ class Method:
 
     Attributes:
       clients: the client dataset.
-      algorithm: of the method.
-      hparams: by name, one value for each client in the order of `clients.client_ids`, without those that the hook
+      algorithm: the algorithm that is run.
+      hparams: hyper-parameters by name, `[clients]` in the order of `clients.client_ids`, without those that the hook
         sets.
-      model: what is trained.
+      model: the model that is trained.
       plan: the privacy plan.
-      scalings: by client id, shift and scale of its features; empty where they are used as they are.
-      estimator: of clients' gradients.
+      scalings: shift and scale of features, by client id; empty if features are used as they are.
+      estimator: estimator of clients' gradients.
       process: the TFF computations.
-      config_hash: digest of all that decides the training.
-      weight_cap: the number of examples from which on a user counts as one.
-      is_weighted: whether clients count by their numbers of examples.
-      num_examples: of every client, public or noised, by client id.
-      hook: sets hyper-parameters during training; None where all are given.
+      config_hash: digest of everything that decides the training.
+      weight_cap: number of examples at and above which a user has weight 1.
+      is_weighted: whether clients are weighted by their numbers of examples.
+      num_examples: number of examples of each client, public or noised, by client id.
+      hook: sets hyper-parameters during training; None if all are given.
     """
 
     clients: ClientDataset
@@ -68,7 +68,7 @@ class Method:
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """Returns the source of examples in rounds: silos' stay where the engine computes, users' come by cohorts."""
+        """Returns the examples for rounds: all values at once for silos, a reader of cohorts for users."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(
@@ -85,9 +85,9 @@ class Method:
         Args:
           run_key: the run's secret.
           round_number: from 1.
-          places: of the clients, in `clients.client_ids`; all of them by default.
-          changed: hyper-parameters in place of the method's own, by name, one for each of these clients.
-          run: as of `RunKey.client_seed`.
+          places: places of the clients in `clients.client_ids`; by default all clients.
+          changed: values that replace the method's own hyper-parameters, by name, one for each of these clients.
+          run: as in `RunKey.client_seed`.
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]

@@ -1,4 +1,4 @@
-"""Prepares a client dataset of raw client data, with the settings of the experiment."""
+"""Prepares a client dataset from raw client data, with the settings of the experiment."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ _WORKSPACE = "raw"
 
 
 def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
-    """Runs the job of the experiment's raw data and returns how much it read, kept and left out.
+    """Runs the job on the experiment's raw data, and returns counts of what was read, kept and left out.
 
     Raises:
       ConfigError: a setting does not suit the input.

@@ -25,8 +25,8 @@ _HEAD = """# Configuration
 An experiment is a YAML file with the sections below. `tff-pdp config --reference` writes this page, and
 `tff-pdp config --schema` the same as JSON Schema, from the classes that read a configuration.
 
-Numbers are those of YAML 1.2: `1e-3` is one. Unknown keys are refused. `kind` is one of the names here, a name that an
-installed package gives by an entry point, or `module:name`.
+Numbers are read as in YAML 1.2, so `1e-3` is a number. Unknown keys are refused. `kind` is one of the names here, a
+name that an installed package gives by an entry point, or `module:name`.
 """
 # Any experiment will do: hyper-parameters and their defaults are the same for all.
 _CLIENTS, _ROUNDS, _HEAD_WEIGHTS = 2, 10, ("head/kernel", "head/bias")
@@ -98,7 +98,7 @@ def reference() -> str:
 def _with_inner(
     key: str, title: str, own: type, shown: set[type], common: Sequence[Row] = (), extra: Sequence[Row] = ()
 ) -> Iterator[str]:
-    """Yields the table of a class without common rows, and of classes in its fields, each where it is first met."""
+    """Yields the table of a class without common rows, and the tables of classes in its fields not shown yet."""
     yield from _heading(title, own)
     yield from _table([row for row in _rows(own) if row not in common] + list(extra))
     for field in types.type_info(own).fields:  # pyright: ignore

@@ -24,7 +24,7 @@ class RunKey:
     Attributes:
       secret: 32 bytes.
       is_test_only: whether the key came from a fixed seed, which anyone can guess; reports then say "not private".
-      attempt: how often rounds had to be drawn anew; each attempt draws as if it had a key of its own.
+      attempt: number of times that rounds had to be drawn anew; each attempt draws as if from a key of its own.
     """
 
     secret: bytes = dataclasses.field(repr=False)
@@ -42,14 +42,14 @@ class RunKey:
         return cls(hashlib.blake2b(f"test-only {seed}".encode(), digest_size=KEY_BYTES).digest(), is_test_only=True)
 
     def fingerprint(self) -> str:
-        """Returns 32 hexadecimal digits that tell this secret from others, and reveal nothing else about it."""
+        """Returns 32 hexadecimal digits that identify this secret, and reveal nothing else about it."""
         return hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"fingerprint").hexdigest()
 
     def keyed(self, digest: str) -> str:
-        """Returns 32 hexadecimal digits that tell settings and data from others, to anyone with the secret.
+        """Returns 32 hexadecimal digits that identify settings and data to anyone with the secret.
 
-        `digest` is that of settings and data: without the key, it would tell whether some record is among others that
-        are known.
+        `digest` is the unkeyed digest of settings and data. With it, anyone who knows all other records could test
+        whether some record is in the data.
         """
         message = digest.encode()
         return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()
@@ -57,7 +57,7 @@ class RunKey:
     def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
         """Returns the int64 `[2]` seed of one client in one round, counted from 1.
 
-        `run` is 0 for training; from 1 for the runs that the client repeats on its own in a search; or `ADAPTATION`.
+        `run` is 0 for training, the number of the client's run (from 1) in a search, or `ADAPTATION`.
         """
         if run:
             digest = self._digest(f"{run}:{round_number}:{client_id}", b"search round", 16)
@@ -70,13 +70,13 @@ class RunKey:
         return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
 
     def cohort_generator(self, number: int) -> ExactDraws:
-        """Returns the draws of the cohort of a round, or of the cohorts of an epoch, by its number."""
+        """Returns the draws of one round's cohort, or of one epoch's cohorts; `number` counts rounds or epochs."""
         return ExactDraws(self._digest(str(number), b"cohort", KEY_BYTES))
 
     def generator(self, purpose: str, client_id: str, run: int = 0) -> ExactDraws:
-        """Returns draws that serve one purpose of one client in one run, as of `client_seed`.
+        """Returns the draws for one purpose of one client in one run; `run` is as in `client_seed`.
 
-        `purpose` has at most 16 bytes, and is not one of the words used for seeds above.
+        `purpose` has at most 16 bytes, and differs from the words used for seeds above.
         """
         return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 

@@ -23,14 +23,14 @@ KEPT = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint(Saved):
-    """Holds all of a run after `round_number` rounds; continuing from it gives the same bits as never having stopped.
+    """The full state of a run after `round_number` rounds; continuing from it gives the same bits as not stopping.
 
     Attributes:
-      server_state: nest of arrays.
-      client_ids: whose states follow.
-      client_states: nests of arrays, in this order; or a store of users' states, which is saved by itself.
-      run_key: the run's secret, which is there.
-      hook: nest of arrays, the memory of the method's hook; empty without one.
+      server_state: state of the server, a nest of arrays.
+      client_ids: ids of the clients, in the order of `client_states`.
+      client_states: a nest of arrays for each client; or a store of users' states, which is saved separately.
+      run_key: the run's secret, never None.
+      hook: memory of the method's hook, a nest of arrays; empty without a hook.
     """
 
     server_state: Any
@@ -40,7 +40,7 @@ class Checkpoint(Saved):
     hook: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def was_made_with(self, config_hash: str) -> bool:
-        """Tells if the run was started with settings and data of this digest; early runs have it unkeyed."""
+        """Checks if the run was started with settings and data of this digest, which early runs stored unkeyed."""
         return self.config_hash in (self.run_key.keyed(config_hash), config_hash)
 
 
@@ -54,7 +54,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         with naming(staging):
             _write(staging, checkpoint)
     except BaseException:
-        # On a full disk its room is needed.
+        # A full disk needs the space.
         shutil.rmtree(staging, ignore_errors=True)
         raise
     # A run stopped between this round's training and its successor's repeats the round to the same bits, so what is
@@ -92,7 +92,7 @@ def _write(staging: Path, checkpoint: Checkpoint) -> None:
 
 
 def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays as `np.savez`, which on a full disk leaves its archive open, to fail once more with a traceback."""
+    """Writes arrays as `np.savez` does, which on a full disk leaves the archive open, and later fails once more."""
     with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -100,9 +100,9 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def load_latest(folder: Path) -> Checkpoint | None:
-    """Reads the newest checkpoint, or returns None where there is none.
+    """Reads the newest checkpoint, or returns None if there is none.
 
-    Where clients are users, with their states in a store, the caller enters `client_ids` and `client_states`.
+    If a store has users' states, the caller fills in `client_ids` and `client_states`.
 
     Raises:
       DataError: a file of the newest checkpoint is missing, damaged or of another round.
@@ -124,9 +124,9 @@ def load_latest(folder: Path) -> Checkpoint | None:
             client_states = None if clients is None else [_unflatten(state, arrays) for state in clients.values()]
             # Earlier versions had MR-MTL's hook alone, under its name.
             hook = _unflatten(stored.structure.get("hook", stored.structure.get("auto_prox")), arrays)
-    # What a damaged archive raises; checkpoints without digests may be damaged in any way.
+    # Errors of a damaged archive; checkpoints without digests may be damaged in any way.
     except (OSError, EOFError, ValueError, KeyError, TypeError, NotImplementedError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read ({error}); remove that folder to use the checkpoint before") from None
+        raise DataError(f"{path} cannot be read ({error}); remove its folder to use the previous checkpoint") from None
     return Checkpoint(
         round_number=stored.round_number,
         server_state=server_state,
@@ -146,7 +146,7 @@ def oldest_kept(folder: Path) -> int:
 
 
 def _flatten(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
-    """Moves the arrays of a nest into `arrays`, and returns the nest with their names in their place."""
+    """Moves the arrays of a nest into `arrays`, and returns the nest with the arrays' names in their places."""
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):

@@ -24,12 +24,12 @@ from tff_pdp.training.record.releases import release_of
 
 
 def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: Charges, upper: Ledger | None) -> None:
-    """Enters a run into the registry before it draws noise; where rounds are drawn anew, raises what the run may spend.
+    """Enters a run into the registry before it draws noise; if rounds are drawn anew, raises what the run may spend.
 
-    `upper` is all that the run may have spent at its end; None without privacy.
+    `upper` has the most that the run can have spent at its end; None without privacy.
 
-    Guarantee: when this returns, the registry counts the run with at least what it will ever have spent, unless its
-      rounds are drawn anew later, and that outlasts a power cut.
+    Guarantee: when this returns, the registry on disk has at least what the run will ever have spent, unless rounds are
+      drawn anew later.
 
     Raises:
       DataError: the registry is damaged.
@@ -60,7 +60,7 @@ def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: C
 
 
 def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> None:
-    """Checks that a run's folder is no older copy: rounds that another copy has made would be made again.
+    """Checks that a run's folder is not an older copy, which would make rounds again that another copy has made.
 
     Raises:
       DataError: the registry has more rounds of the run than the folder; or the registry is damaged.
@@ -75,7 +75,7 @@ def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> No
 
 
 def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
-    """Tells the registry where the record of a running run ends; a kill may have kept the run from doing so.
+    """Tells the registry where the record of a running run ends; a killed run may not have done so.
 
     Raises:
       DataError: another copy of the run was continued, or the registry is damaged.
@@ -101,7 +101,7 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
 
 
 def settle(config: ExperimentConfig, folder: Path) -> None:
-    """Enters the most that the run in a folder has spent: the run has ended, or is about to be removed.
+    """Enters the most that the run in a folder has spent, when the run has ended or is about to be removed.
 
     Raises:
       DataError: the run's record cannot be read, or the registry is damaged.
@@ -126,7 +126,7 @@ def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
 
 
 def rest_of_plan(plan: PrivacyPlan, scope: str, round_number: int) -> Counter[dp_accounting.DpEvent]:
-    """Counts the releases of a scope in the rounds after one."""
+    """Counts the releases of a scope in the rounds after `round_number`."""
     rest: Counter[dp_accounting.DpEvent] = Counter()
     for number in range(round_number + 1, plan.rounds + 1):
         rest.update({hashable(event): count for event, count, _ in plan.charges(scope, number)})
@@ -152,12 +152,12 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
 
 
 def splits_of(method: Method) -> Sequence[str]:
-    """Returns the splits that a method's training reads: a search also scores by validation examples."""
+    """Returns the splits that a method's training reads: a search also reads validation examples for its scores."""
     return ("train",) if method.plan.search is None else ("train", "validation")
 
 
 def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:
-    """Says on stderr what all runs on these records have cost so far, before another run begins."""
+    """Prints on stderr the cost of all runs on these records so far, before another run begins."""
     cost = cost_of_all_runs(config, method)
     if not cost.runs:
         return
@@ -170,7 +170,7 @@ def say_cost_so_far(config: ExperimentConfig, method: Method) -> None:
     elsewhere = f", {cost.elsewhere} of them in other folders" if cost.elsewhere else ""
     print(
         f"{method.algorithm.name}: {cost.runs} releases on record are about these records{elsewhere}; {together}. "
-        "Budgets are per run: this one spends its own beside that",
+        "Budgets are per run: this run spends its own in addition",
         file=sys.stderr,
     )
     for note in cost.notes:

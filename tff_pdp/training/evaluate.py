@@ -1,7 +1,7 @@
-"""Tests trained methods, and makes the report of their metrics.
+"""Tests trained methods, and writes the report of their metrics.
 
-The figure of a ranking is over the test examples of all clients together, each scored by its own client's personal
-model.
+The figure of a ranking is computed over the test examples of all clients together; each example is scored by the
+personal model of its client.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
 def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
 
-    For models with a ranking, summary and report also have its figure over all clients' test examples, such as
-    `pooled_average_precision`.
+    For models with a ranking, summary and report also have the ranking's figure over all clients' test examples, such
+    as `pooled_average_precision`.
 
     Raises:
       ConfigError: a method has not been trained.
@@ -103,7 +103,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
     summary = summary_content(report)
     for name, figures in pooled.items():
         summary["algorithms"][name].update(json_safe(figures))
-        # By which `tff-pdp verify` finds the ledger that the figures were made from.
+        # The id by which `tff-pdp verify` finds the ledger that the figures were made from.
         summary["algorithms"][name]["run"] = run_id_of(config.algorithm_folder(name))
     write_summary(Path(config.output), summary)
     return summary
@@ -117,7 +117,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     is_ranking = all(pooled in row for row in summary["algorithms"].values())
     columns = {
         f"mean over {clients}": "mean",
-        # A ranking has no mean over examples, only one of clients weighted by their numbers of examples.
+        # A ranking has no mean over examples, only a mean over clients weighted by their numbers of examples.
         "weighted mean" if is_ranking else "over examples": "mean_over_examples",
         **({"all together": pooled} if is_ranking else {}),
         "worst decile": "worst_decile",
@@ -195,7 +195,7 @@ def _algorithm_result(
         worst_decile=worst_decile(personal, metric),
         spread=spread(personal),
         shared_mean=mean_over_silos(shared) if shared else None,
-        # A method whose hyper-parameters were searched has none: exact metrics are not released on the way.
+        # A searched method has no history: exact metrics are not released on the way.
         history=tuple((row["round"], float(row["mean"])) for row in history),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
@@ -223,9 +223,9 @@ def pooled_figures(
 ) -> dict[str, float]:
     """Returns the figure of the model's ranking by its name, such as `pooled_average_precision`. Needs an engine.
 
-    The figure is exact, not private. Unlike a mean of clients' own figures, it also counts how the scores of one
-    client's model compare with those of another's. NaN where no client has a positive example; empty for models without
-    a ranking. `data` are held-out examples, `train_data` training examples of users that adapt to them first.
+    The figure is exact, not private. Unlike a mean of clients' own figures, it also compares scores of different
+    clients' models. It is NaN if no client has a positive example; the result is empty for models without a ranking.
+    `data` has held-out examples; `train_data` has training examples, for users that adapt first.
     """
     ranking = method.model.ranking
     if ranking is None:
@@ -238,7 +238,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields float32 scores `[n]`, int64 labels `[n]` of each client with examples; arguments as `pooled_figures`."""
+    """Yields float32 scores `[n]`, int64 labels `[n]` of each client with examples; args as in `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

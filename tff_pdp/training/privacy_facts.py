@@ -1,6 +1,7 @@
 """Collects the facts of an experiment's privacy statement from plans and ledgers: costs of silos, or of users.
 
-The facts include the cost of all runs on record, and the cost that tuning would have had.
+The facts include the cost of all runs on record, and the cost of tuning if every configuration tried were charged as a
+release.
 """
 
 import math
@@ -34,9 +35,9 @@ Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
-    """Returns the claim for the models that a run released, over all of its silos or users, and its reason in one line.
+    """Returns the claim for a run's released models, over all silos or users, and the claim's reason in one line.
 
-    `shown_id` gives the id that is shown for a silo; None where no silo is to be named.
+    `shown_id` maps a silo's id to the id that is shown; None if no silo is to be named.
     """
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
@@ -48,7 +49,7 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
 
 
 def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
-    """Returns the claim for one silo, and its reason: other silos may have another claim."""
+    """Returns the claim for one silo, and the claim's reason; other silos may have another claim."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
     return method.plan.claim_of(silo)
@@ -69,7 +70,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         )
     for _, state in trained:
         if state.ledger:
-            # Side by side; then each silo's are found.
+            # Computes the epsilons of all silos side by side, and keeps them for the calls below.
             state.ledger.epsilons()
     silos = tuple(_silo_costs(trained, silo) for silo in trained[0][0].clients.client_ids)
     worst = max(silos, key=lambda silo: silo.epsilon_spent)
@@ -101,7 +102,7 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
 
 
 def _silo_costs(trained: Sequence[Trained], silo: str) -> SiloCosts:
-    """Returns the cost for a silo, in the method that spent most on it."""
+    """Returns the cost to a silo in the method that spent most on the silo."""
     method, state = max(trained, key=lambda pair: _spent_by_silo(pair, silo))
     plan = method.plan
     claim, reason = _claim_of_silo(method, state, silo)
@@ -116,14 +117,14 @@ def _silo_costs(trained: Sequence[Trained], silo: str) -> SiloCosts:
 
 
 def _spent_by_silo(pair: Trained, silo: str) -> tuple[bool, float]:
-    """Orders methods by what a silo spent: those without a claim last, and among these, too, by the accounting."""
+    """Returns a sort key of methods by a silo's spending; methods without a claim come last, sorted alike."""
     method, state = pair
     spent = method.plan.guaranteed_epsilon(state.ledger, silo).best if state.ledger else math.inf
     return _claim_of_silo(method, state, silo)[0] == "none", spent
 
 
 def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
-    """Lists the reasons of releases other than gradients, with the most times that a silo has one."""
+    """Lists the reasons of releases other than gradients, each with the largest count of a silo."""
     counts: Counter[str] = Counter()
     for state in states:
         for entry in state.ledger.entries if state.ledger else ():
@@ -133,7 +134,7 @@ def _other_releases(states: Sequence[Checkpoint]) -> tuple[str, ...]:
 
 
 def _tuning_facts(config: ExperimentConfig, trained: Sequence[Trained], scope: str | None) -> TuningFacts:
-    """Returns what was tuned, and a scope's epsilon had every configuration tried been charged as a release."""
+    """Returns what was tuned, and a scope's epsilon if every configuration tried were charged as a release."""
     tuning, charged = config.tuning, {}
     ledgers = [state.ledger for _, state in trained if state.ledger]
     if scope is not None and ledgers and tuning.configurations_tried > 1:
@@ -166,7 +167,7 @@ def _search_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> Searc
 
 
 def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
-    """Returns the cost of training one method for every user: infinite where its claim is `none`."""
+    """Returns the cost of training one method for every user; infinite if the method's claim is `none`."""
     plan: Any = method.plan
     has_claim = state.ledger is not None and claim_of_run(method, state)[0] != "none"
     spent = state.ledger.epsilon(USERS) if state.ledger and has_claim else None
@@ -174,7 +175,7 @@ def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
 
 
 def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
-    """Describes how users' releases are summed and noised, if possible by a method that releases something."""
+    """Describes how users' releases are summed and noised, preferably in a method that releases something."""
     plans: dict[str, Any] = {method.algorithm.title: method.plan for method, _ in trained}
     plan = max(plans.values(), key=lambda one: one.num_released > 0)
     return plan.sums(
@@ -195,7 +196,7 @@ def _epsilon_fields(budget: SiloBudget | None, bounds: EpsilonBounds | None) -> 
 
 
 def _runs_on_record(config: ExperimentConfig, trained: Sequence[Trained]) -> RunsOnRecord:
-    """Returns the cost of all runs on record: the largest epsilon of a scope; nothing where a method has no ledger."""
+    """Returns the cost of all runs on record, the largest of any scope; empty if a method has no ledger."""
     if not all(state.ledger for _, state in trained):
         return RunsOnRecord()
     # All of an experiment's methods are about the same clients; a search reads more of their examples.

@@ -1,4 +1,4 @@
-"""Makes a run's first state, and each after it: charges the ledger, trains the cohort, keeps other states."""
+"""Makes a run's first state and the state after each round: charges the ledger, trains the cohort."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,14 +25,14 @@ from tff_pdp.training.client_store.states import (
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record.charges import Attempt
 
-# Users that are evaluated together: memory grows with it.
+# Number of users that are evaluated together; memory grows with this number.
 _CLIENTS_AT_A_TIME = 512
 
 
 def first_state(method: Method, test_only_seed: int | None, store_folder: Path | None = None) -> Checkpoint:
     """Returns the state before the first round, under a new key. Needs an engine.
 
-    `test_only_seed` fixes the key; users' states are kept in `store_folder`, or else in memory.
+    `test_only_seed` fixes the key; users' states are kept in `store_folder` or, if that is None, in memory.
 
     Raises:
       BudgetError: the planned rounds would overspend a silo's budget.
@@ -62,10 +62,10 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
 
 
 def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """Returns the same state, from which rounds are drawn as if under another key: in a new attempt. Needs an engine.
+    """Returns the state in a new attempt, which draws rounds as if from another key. Needs an engine.
 
     Raises:
-      ConfigError: noise of earlier rounds is part of later rounds here, so that no round can be drawn anew.
+      ConfigError: noise of earlier rounds is part of later rounds, so that no round can be drawn anew.
     """
     method.plan.check_redrawn(state.round_number)
     run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
@@ -77,8 +77,8 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
     """Charges one round to the ledger, runs it, and returns the state after it. Needs an engine.
 
-    Clients outside of the round's cohort keep their states. A hook, where the method has one, sets hyper-parameters of
-    the round and learns from its outcome.
+    Clients outside the round's cohort keep their states. If the method has a hook, the hook sets hyper-parameters of
+    the round and learns from the round's outcome.
 
     Raises:
       BudgetError: a scope would overspend; nothing was run.
@@ -110,9 +110,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-    """Yields every client's state as its model is used, some clients at a time: places, and states. Needs an engine.
+    """Yields every client's state, ready for predictions, some clients at a time: places, states. Needs an engine.
 
-    Users that adapt to their training examples (`Algorithm.adapt`) do so on a copy, which training does not see.
+    Users that adapt to their training examples (`Algorithm.adapt`) adapt a copy, so that training is not affected.
     """
     if not is_store(state.client_states):
         yield np.arange(len(state.client_ids)), state.client_states
@@ -124,12 +124,12 @@ def ready_states(
 def ready_states_of(
     method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
 ) -> Sequence[Any]:
-    """Returns the states of the clients in these places as their models are used, in this order. Needs an engine."""
+    """Returns the states of the clients in these places, in this order, ready for predictions. Needs an engine."""
     states = select_states(state.client_states, places, method.client_state_type)
     if method.process.adapt is None:
         return states
     if train_data is None:
-        raise ValueError(f"{method.algorithm.name} adapts, which takes the training examples")
+        raise ValueError(f"{method.algorithm.name} adapts to training examples, which were not given")
     params = method.client_params(state.run_key, max(state.round_number, 1), places, run=ADAPTATION)
     return method.process.adapt(state.server_state, states, train_data.select(places), params)
 
@@ -137,10 +137,10 @@ def ready_states_of(
 def evaluate_clients(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns each client's `personal` and `global` metrics on `data`, exact and not private, by id. Needs an engine.
+    """Returns each client's `personal` and `global` metrics on `data`, exact, not private, by id. Needs an engine.
 
-    The model's own metric is under its `example_name`: NaN for a client without examples and, if it is a ranking,
-    without positive ones. `train_data` has the training examples of users that adapt to them first.
+    The model's own metric is under the metric's `example_name`; NaN for a client without examples or, if the metric is
+    a ranking, without positive examples. `train_data` has training examples, for users that adapt first.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for places, states in ready_states(method, state, train_data):

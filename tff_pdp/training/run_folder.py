@@ -16,13 +16,13 @@ from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
-# What every silo selected in a search: its hyper-parameters and their noisy score.
+# Every silo's selection in a search: hyper-parameters and their noisy score.
 SELECTED_FILE = "selected.json"
 FORMAT_VERSION = 1
-# What checkpoints know the beginnings of, by name from the run's folder.
+# Files whose beginnings checkpoints know, by path from the run's folder.
 _RELEASES = f"../{RELEASES_FILE}"
 FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
-# Where a run goes on from.
+# Folders that a run goes on from.
 _RESUMED = (CHECKPOINTS, SEARCH)
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
@@ -37,7 +37,7 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
     charges = read_charges(folder)
     if charges is not None and charges.through_round:
         raise DataError(
-            f"{folder} holds a record of {charges.through_round} rounds, and no checkpoint of them: restore it from a "
+            f"{folder} holds a record of {charges.through_round} rounds, but no checkpoint: restore the folder from a "
             "copy, or give --overwrite to start again"
         )
     discard(folder)
@@ -57,7 +57,7 @@ def sweep(folder: Path) -> None:
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Refuses to repeat rounds with other rounding: their noise, which is the same, would not hide the difference.
+    """Refuses to repeat rounds with other rounding: the noise, which is the same, would not hide the difference.
 
     Raises:
       ConfigError: the run was started with another engine, device or parallelism.
@@ -74,18 +74,18 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
 
 
 def check_beside(folder: Path, *, is_replaced: bool) -> None:
-    """Checks the files that a command continues from, before anything is made of them.
+    """Checks the files that a command continues from, before they are used.
 
-    These are the files beside the run's newest checkpoint, unless the run `is_replaced`, and the releases of silos
-    before any run of the experiment: were these missing, silos would release a second time.
+    These are the files beside the run's newest checkpoint, unless the run `is_replaced`; and the file of silos'
+    releases before training: if that file were missing, silos would release a second time.
 
     Raises:
       ConfigError: the folder is a link.
-      DataError: a file is missing or damaged, or the run's checkpoint is.
+      DataError: a file, or the run's checkpoint, is missing or damaged.
     """
     if folder.is_symlink():
-        # A run that begins replaces its folder, which behind a link may be that of another experiment; one that goes on
-        # keeps in its checkpoints what lies beside it, and the link has other neighbours than the folder.
+        # A new run replaces its folder, which behind a link may belong to another experiment. Checkpoints of a resumed
+        # run know the files beside the folder, and a link has other files beside it.
         raise ConfigError(
             f"{folder} is a link to {folder.resolve()}: a run cannot be started, continued or replaced through a link. "
             "Name the real folder as output, or remove the link"
@@ -95,7 +95,7 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
     output = folder.parent
     for path in sorted({path.parent for part in _RESUMED for path in output.glob(f"*/{part}/round_*")}):
         saved = None
-        # A damaged run is for those to report who need it.
+        # Commands that need a damaged run report the damage.
         with contextlib.suppress(DataError):
             saved = None if path.parent == folder else checkpoint_files.newest(path, with_arrays=False)
         known = saved.surroundings.files if saved is not None and saved.surroundings is not None else {}
@@ -111,7 +111,7 @@ def read_started_with(folder: Path) -> dict[str, Any]:
     """
     content = read_json(folder / CONFIG_FILE, undigested=(None,))
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-        raise DataError(f"{folder / CONFIG_FILE} has another format version than {FORMAT_VERSION}, which is read here")
+        raise DataError(f"{folder / CONFIG_FILE} has another format version than {FORMAT_VERSION}, the only one read")
     return content
 
 
@@ -168,13 +168,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def cut_metrics(folder: Path, round_number: int) -> None:
-    """Removes the rows of later rounds, and a torn row.
+    """Removes the rows of later rounds, and an incomplete last row.
 
     Raises:
       DataError: the file is missing or damaged.
     """
     rows = [row for row in read_metrics(folder) if row["round"] <= round_number]
-    # As each was written: checkpoints keep digests of the beginning of the file.
+    # Each line as it was written: checkpoints keep digests of the beginning of the file.
     lines = [as_line(row) if "format_version" in row else json.dumps(row) + "\n" for row in rows]
     write_atomically(folder / METRICS_FILE, ["".join(lines).encode()])
 
@@ -195,12 +195,12 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
     if "format_version" not in content:
         return content
     if content["format_version"] != FORMAT_VERSION:
-        raise DataError(f"{folder / SELECTED_FILE} has another format version than {FORMAT_VERSION}")
+        raise DataError(f"{folder / SELECTED_FILE} has another format version than {FORMAT_VERSION}, the only one read")
     return content["selected"]
 
 
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
-    """Returns the experiment as plain data, with the device that the run has in place of the one asked for."""
+    """Returns the experiment as plain data, with the device that the run has, not the one that was asked for."""
     content = config.to_dict()
     content["training"]["device"] = device
     return content

@@ -1,4 +1,4 @@
-"""Puts rounds on a run's record before they are run, some at a time."""
+"""Puts rounds on a run's record before they are run, several at a time."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,17 +18,17 @@ from tff_pdp.training.record.charges import ChargesWriter, RunIdentity, counts_o
 from tff_pdp.training.record.releases import KNOWN_SEED, earlier_head
 from tff_pdp.training.rounds import redrawn
 
-# The share of a plan that is reserved at a time. A run that is killed and then replaced has spent at most so much more
-# than it used; one that is resumed takes its reservation over. And a run's record has at most a hundred lines, each of
-# them flushed to disk.
+# 1 / _SHARE of a plan's rounds is reserved at a time. A run that is killed and then replaced is charged for at most
+# this share beyond what it used; a resumed run takes its reservation over. A run's record has about a hundred lines at
+# most, each flushed to disk.
 _SHARE = 100
 
 
 class Choices(dict[str, str]):
-    """Maps each computation, by its fingerprint, to how its clients are computed where the engine has chosen.
+    """Maps the fingerprint of each computation to the engine's choice of how to compute its clients.
 
-    Other ways to compute round differently. So a choice is on the run's record before its first result is used: a
-    resumed run keeps it, and of two copies that choose differently only one can continue.
+    Different choices round differently. So a choice is on the run's record before the first result of the choice is
+    used: a resumed run keeps the choice, and if two copies of a run choose differently, only one can continue.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -65,14 +65,14 @@ class Spending:
         arithmetic: Mapping[str, Any],
         registry: Registry,
     ):
-        """Takes over what is on record beyond a state.
+        """Takes over the rounds that are on record after a state.
 
         Args:
-          writer: of the run's charges.
-          plan: of the run.
-          state: where the run starts or goes on, in the newest attempt on record; its ledger is not changed.
-          arithmetic: all that the bits of a round depend on.
-          registry: told of each reservation.
+          writer: writer of the run's charges.
+          plan: privacy plan of the run.
+          state: state that the run continues from, in the newest attempt on record; its ledger is not changed.
+          arithmetic: everything that the bits of a round depend on.
+          registry: registry that is told of each reservation.
 
         Raises:
           DataError: the reservation does not follow from the state's ledger.
@@ -85,7 +85,7 @@ class Spending:
             check_rest(plan, state.ledger, state.round_number)
         elif state.ledger is not None and state.round_number:
             plan.precheck_rest(state.ledger)
-        # With all that has been checked, so that entering rounds takes no more accounting.
+        # The copy includes what has been checked, so that entering rounds needs no more accounting.
         self._ledger = copy.deepcopy(state.ledger)
         reserved = max(charges.attempt.arithmetic, default=0)
         if reserved > state.round_number:
@@ -95,7 +95,7 @@ class Spending:
                     f"{writer.path} and the checkpoint of round {state.round_number} disagree on what was spent: "
                     "restore both from a copy"
                 )
-        # As far as rounds may be run: on record, and known to the registry.
+        # The last round that may be run: rounds up to it are on record, and known to the registry.
         self._reserved_round = self._through_round
 
     def before_round(self, round_number: int) -> None:
@@ -114,7 +114,7 @@ class Spending:
         self._reserved_round = self._through_round
 
     def choose(self, choices: Mapping[str, str]) -> None:
-        """Puts on record how clients are computed from now on; errors as of `before_round`."""
+        """Puts on record how clients are computed from now on; errors as in `before_round`."""
         self._writer.choose(choices)
         self._tell_registry()
 
@@ -123,7 +123,7 @@ class Spending:
         close_run(self._writer, state)
 
     def _tell_registry(self) -> None:
-        # After the folder's own record, which is never behind but in an older copy.
+        # After the folder's own record, which is behind the registry only in an older copy of the folder.
         self._registry.reserve(self._writer.begun.run_id, self._writer.begun.chains)
 
     def _charge_through(self, round_number: int) -> None:
@@ -150,7 +150,7 @@ def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
 
 
 def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
-    """Begins the record of a run, with the reason why nothing is claimed of it, if so."""
+    """Begins the record of a run, with the reason if nothing is claimed of the run."""
     reasons = [KNOWN_SEED] if first.run_key.is_test_only else []
     reasons += [method.plan.claim_reason] if method.plan.claim == "none" else []
     identity = RunIdentity(
@@ -164,7 +164,7 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 
 
 def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
-    """Returns all that the bits of a round depend on, on this machine."""
+    """Returns everything that the bits of a round on this machine depend on."""
     is_cpu, generator = device == "cpu", config.privacy.generator
     return arithmetic_of(config.training.engine, device, is_deterministic=is_cpu, generator=generator)
 
@@ -174,8 +174,8 @@ def take_over(
 ) -> None:
     """Begins the record of a run of the first version, which recorded its spending in checkpoints alone.
 
-    Up to its next checkpoint, the run may have made further rounds: it wrote one every `checkpoint_every` rounds. These
-    rounds are put on record as well, with the draws of the first version.
+    The run may have made further rounds after its last checkpoint, up to the next one, which is due every
+    `checkpoint_every` rounds. These rounds are put on record as well, with the draws of the first version.
     """
     if writer.charges is None:
         open_run(writer, method, saved)
@@ -193,10 +193,10 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """Returns the saved state as rounds continue from it: repeated with the same bits, or drawn anew.
+    """Returns the saved state in the attempt that continues from it: later rounds are repeated, or drawn anew.
 
     Raises:
-      DataError: nothing is on record of the run.
+      DataError: the run has nothing on record.
       ConfigError: rounds that may have been run can be neither repeated nor drawn anew.
       BudgetError: rounds drawn anew would overspend.
     """

@@ -54,23 +54,23 @@ def train(
     """Trains one method of an experiment and returns its final state.
 
     A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
-    batches and the same noise, so repeating it releases nothing new. Where a round's bits may differ (another
-    processor, version or setting, or a GPU), rounds that may have been run are drawn anew and charged again.
+    batches and the same noise, so repeating it releases nothing new. If a round's bits may differ (another processor,
+    version or setting, or a GPU), rounds that may have been run are drawn anew and charged again.
 
     Guarantee: the cost of a round is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
       all runs on the same records (`tff_pdp.registry`) has the run before its first noise.
 
     Args:
       config: the experiment.
-      name: of the method in the experiment.
-      resume: continue from the newest checkpoint, where there is one.
-      overwrite: start again where a run exists; the old run's spending stays on record (`training.counted`).
-      progress: show a progress bar.
+      name: name of the method in the experiment.
+      resume: whether to continue from the newest checkpoint, if there is one.
+      overwrite: whether to start again if a run exists; the old run's spending stays on record (`training.counted`).
+      progress: whether to show a progress bar.
 
     Raises:
-      ConfigError: a run exists already and neither `resume` nor `overwrite` is given, or its settings were others.
+      ConfigError: a run exists and neither `resume` nor `overwrite` is given, or the existing run has other settings.
       BudgetError: a round would overspend a silo's budget; it is not run.
-      DataError, EngineError: as their parts raise.
+      DataError, EngineError: a file is damaged, or the engine fails.
     """
     if config.tuning.search_for(name):
         raise ConfigError(
@@ -126,7 +126,7 @@ def _start_or_resume(
         open_run(writer, method, first)
         enter_run(config, method, folder, writer.begun, planned_ledger(method.plan, first))
         tell_registry(config, writer.begun)
-        # Saved before anything is released: were the key lost, running the first rounds again would draw new noise.
+        # Saved before anything is released: if the key were lost, the first rounds would run again with new noise.
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
     if not resume:

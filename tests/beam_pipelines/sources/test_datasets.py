@@ -236,7 +236,7 @@ def test_the_command_line_names_every_kind_of_raw_data():
         ({"kind": "silo_files", "num_classes": 0, "label_scale": 0}, "data: label_scale must not be 0"),
         (
             {"kind": "silo_files", "num_classes": 0, "label_shift": float("inf")},
-            "data.label_shift must be a number, finite, not inf",
+            "data.label_shift must be a number that is finite, not inf",
         ),
         ({"kind": "leaf", "exact_split": 1}, "data.exact_split must be true or false, not 1"),
     ],

@@ -470,7 +470,7 @@ def test_only_the_owner_can_read(tmp_path):
 
 def test_a_store_is_not_made_twice(store):
     store.close()
-    with pytest.raises(DataError, match="store: is there already"):
+    with pytest.raises(DataError, match="store exists already"):
         ClientStore.create(store.folder, number(5), 10)
     with ClientStore.open(store.folder) as store:
         assert read_numbers(store) == ROUNDS[4]
@@ -557,7 +557,7 @@ def test_a_state_that_has_changed_is_not_given_out(tmp_path):
         with pytest.raises(DataError, match=r"shard_001.sqlite: client 3: the state is damaged"):
             store.read([2, 3])
     flip(store.folder / "store.sqlite", states[4].tobytes())
-    with pytest.raises(DataError, match=r"store.sqlite: the client store is damaged \(its checksum is another\)"):
+    with pytest.raises(DataError, match=r"store.sqlite: the client store is damaged \(its checksum differs\)"):
         ClientStore.open(store.folder)
 
 
@@ -569,7 +569,7 @@ def flip(path, part):
 
 @pytest.mark.parametrize(
     "change, message",
-    [("format_version = 7", "format 7, this version reads 2"), ("layout = '{\"x\": 1}'", "damaged")],
+    [("format_version = 7", "format 7; only 2 and below can be read"), ("layout = '{\"x\": 1}'", "damaged")],
 )
 def test_contents_that_are_not_understood_are_refused(store, change, message):
     store.close()

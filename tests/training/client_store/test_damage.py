@@ -96,7 +96,7 @@ def test_a_store_whose_round_was_changed_is_refused(written, tmp_path, column):
     folder = shutil.copytree(written, tmp_path / "store")
     with contextlib.closing(sqlite3.connect(folder / "store.sqlite")) as connection, connection:
         connection.execute(f"UPDATE progress SET {column} = {column} - 1")
-    with pytest.raises(DataError, match=r"store.sqlite: the number of its round is damaged"):
+    with pytest.raises(DataError, match=r"store.sqlite: the round number is damaged"):
         ClientStore.open(folder)
 
 
@@ -145,7 +145,7 @@ def test_a_store_of_the_former_format_goes_on_and_is_protected_from_then_on(form
             store.rewind(3)
     with contextlib.closing(sqlite3.connect(former / "store.sqlite")) as connection, connection:
         connection.execute("UPDATE progress SET round_number = 3")
-    with pytest.raises(DataError, match="number of its round is damaged"):
+    with pytest.raises(DataError, match="round number is damaged"):
         ClientStore.open(former)
 
 

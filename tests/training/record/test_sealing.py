@@ -67,7 +67,7 @@ def test_a_link_to_what_would_stay_is_refused(tmp_path, place):
     path = folder / place
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"{path.name} is a link: put what it leads to in its place"):
+    with pytest.raises(ConfigError, match=f"{path.name} is a link: replace the link by the file or folder"):
         seal_run(folder, ROUNDS)
     assert not read_charges(folder).is_sealed
     assert path in list(unsealed_files(folder))
@@ -85,13 +85,13 @@ def test_nothing_of_another_run_is_destroyed_through_a_link(tmp_path):
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     left = tmp_path / ".mr_mtl.removed"
     left.symlink_to(other)
-    with pytest.raises(ConfigError, match=r"\.mr_mtl\.removed is a link: .* or remove the link, so that it stays$"):
+    with pytest.raises(ConfigError, match=r"\.mr_mtl\.removed is a link: .* so that this file or folder stays$"):
         seal_run(folder, ROUNDS)
     assert not read_charges(folder).is_sealed
     left.unlink()
     link = tmp_path / "link"
     link.symlink_to(other)
-    with pytest.raises(ConfigError, match=f"^{link} is a link, .*: seal {other}, which it leads to, or put that"):
+    with pytest.raises(ConfigError, match=f"^{link} is a link, .*: seal {other}, which it leads to, or move that"):
         seal_run(link, ROUNDS)
     # The record of the other run, which would say that it is sealed.
     charges = folder / CHARGES_FILE

@@ -172,5 +172,5 @@ def test_statistics_of_another_registry_are_told_as_such(experiment, monkeypatch
     config = experiment(**{**SETTINGS, "privacy__num_examples": {"kind": "noised", "epsilon": 0.5}})
     train(config, "fed_avg", progress=False)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
-    with pytest.raises(ConfigError, match=r"is in another registry than .*elsewhere.* Name that registry again"):
+    with pytest.raises(ConfigError, match=r"are in another registry than .*elsewhere.* Name that other registry"):
         train(config, "fed_avg", resume=True, progress=False)

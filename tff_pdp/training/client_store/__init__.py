@@ -1,8 +1,8 @@
 """Clients' states from round to round.
 
-layout: a state as bytes and back
+layout: converts states to bytes and back
 shard: one SQLite file of versions
 store: the store on disk
-inspection: a store is checked without a change to it
+inspection: checks a store without changing it
 states: states in memory or in a store, behind one interface
 """

@@ -1,4 +1,4 @@
-"""Checks a store of users' states without changing a byte of it: each table and index, each state, each number."""
+"""Checks a store of users' states without changing a byte: each table and index, each state, each number."""
 
 import contextlib
 import shutil
@@ -18,11 +18,11 @@ class Inspected(NamedTuple):
 
     Attributes:
       num_clients: number of clients that the store is for.
-      round_number: the round that counts.
-      oldest_round: the oldest round that can be returned to.
+      round_number: the last round that counts.
+      oldest_round: the oldest round that `ClientStore.rewind` can return to.
       num_states: number of states that are kept, of all rounds.
-      num_left: how many states a round has left that was interrupted.
-      was_interrupted: whether a transaction is still to be undone, which the next `ClientStore.open` does.
+      num_left: number of states that an interrupted round has left.
+      was_interrupted: whether an interrupted transaction is left, which the next `ClientStore.open` undoes.
       is_old: whether the store, or a state, is of the format without places and rounds in checksums.
     """
 
@@ -55,11 +55,11 @@ def inspect_store(folder: Path) -> Inspected:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
-    """Opens a file for reading, and says whether a transaction had to be undone, which is done in a copy."""
+    """Opens a file for reading, and yields whether a transaction had to be undone, which is done in a copy."""
     if not path.is_file():
         raise DataError(f"{path} is missing: restore it from a copy")
     undo = path.with_name(f"{path.name}-journal")
-    # One that begins with zeros, or is empty, has been used up.
+    # A journal that is empty or begins with zeros has been used up.
     is_interrupted = undo.is_file() and undo.read_bytes()[:1] not in (b"", b"\0")
     with contextlib.ExitStack() as stack:
         place, mode = path.absolute(), "ro"
@@ -97,7 +97,7 @@ def _check_states(
             and place % contents.num_shards == number
         )
         if not is_here or not isinstance(state, bytes) or len(state) != len(contents.default_state):
-            raise DataError(f"{path}: client {place}: no state of this shard")
+            raise DataError(f"{path}: client {place}: the row is not a state of this shard")
         if checksum(state, state_label(place, round_number)) != expected:
             if checksum(state) != expected:
                 raise DataError(f"{path}: client {place}: the state of round {round_number} is damaged")

@@ -1,4 +1,4 @@
-"""Makes rows of bytes of clients' states, and of rows states again, bit for bit."""
+"""Converts clients' states to rows of bytes and back, bit for bit."""
 
 import collections
 import dataclasses
@@ -30,7 +30,7 @@ class StateLayout:
     A state is a nest: mappings with texts as keys, possibly nested or empty, of arrays of numbers or booleans.
 
     Attributes:
-      structure: the nest, with a description in the place of each array.
+      structure: the nest, with a description in place of each array.
     """
 
     structure: Any
@@ -40,7 +40,7 @@ class StateLayout:
         """Returns the layout of one client's state.
 
         Raises:
-          TypeError: the state is no nest of arrays of numbers or booleans; the message names the member.
+          TypeError: the state is not a nest of arrays of numbers or booleans; the message names the member.
         """
         return cls(_describe(state, "state"))
 
@@ -49,7 +49,7 @@ class StateLayout:
         """Reads what `to_json` wrote.
 
         Raises:
-          ValueError, TypeError: the text is something else.
+          ValueError, TypeError: `to_json` did not write the text.
         """
         return cls(_from_plain(json.loads(text)))
 
@@ -63,7 +63,7 @@ class StateLayout:
         return sum(leaf.num_bytes for leaf in _leaves(self.structure))
 
     def to_rows(self, columns: Any, num_clients: int) -> np.ndarray:
-        """Writes each client's arrays one behind another.
+        """Writes each client's arrays one after another.
 
         Args:
           columns: a nest of arrays `[num_clients, ...]` in the structure of a state; keys in any order.
@@ -76,7 +76,7 @@ class StateLayout:
           TypeError: `columns` have another structure, shape or dtype; the message names the member.
         """
         parts = [
-            # The number of bytes is said, since it does not follow from an array without any.
+            # The number of bytes is given, because it does not follow from an empty array.
             np.ascontiguousarray(column).view(np.uint8).reshape(num_clients, leaf.num_bytes)
             for leaf, column in _pairs(self.structure, columns, num_clients, "columns")
         ]
@@ -146,7 +146,7 @@ def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterat
 
 
 def with_client_axis(state: Any) -> Any:
-    """Makes columns of one client's state."""
+    """Adds a first axis of one client to the arrays of a state."""
     if isinstance(state, Mapping):
         return {key: with_client_axis(member) for key, member in state.items()}
     return np.asarray(state)[np.newaxis]

@@ -4,12 +4,12 @@ A shard is one SQLite file. Its owner alone can read it, one process at a time u
 
 The settings were measured with rounds of 500 states of 3 KB and of 100 KB. A rollback journal writes new pages once; a
 write-ahead log writes them twice, and needs shared memory or a lock of its own. Tables have a rowid, so that states are
-appended and only small indexes are written at random: without, reads and writes of 100 KB take three times as long.
-Pages of 4 KiB take 1.4 times as long to write there as those of 16 KiB, and 64 KiB 3 times as long to prune; states of
-3 KB fill pages of 16 KiB best.
+appended and only small indexes are written at random: without a rowid, reads and writes of 100 KB take three times as
+long. Pages of 4 KiB take 1.4 times as long to write there as those of 16 KiB, and 64 KiB 3 times as long to prune;
+states of 3 KB fill pages of 16 KiB best.
 
-SQLite notices some damage to its own structure while it looks something up, and none to the content. Each file is
-therefore checked in full when it is opened, and each state has a checksum that says whose it is, and of which round.
+SQLite notices some damage to a file's structure during a lookup, and no damage to the content. Each file is therefore
+checked in full when it is opened, and each state has a checksum that covers its client and its round.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tff_pdp.errors import DataError
 
 _PAGE_SIZE = 16384
 _SETTINGS = (
-    # Until it is closed, no other process reads or writes the file, and no lock is asked for again.
+    # Until the file is closed, no other process reads or writes it, and no lock is asked for again.
     "locking_mode = EXCLUSIVE",
     "journal_mode = TRUNCATE",
     # A transaction is on disk when its commit returns.
@@ -37,21 +37,21 @@ _SETTINGS = (
 
 
 class Database:
-    """An open file.
+    """An open SQLite file.
 
     Attributes:
-      path: its name.
+      path: path of the file.
     """
 
     def __init__(self, path: Path):
-        """Opens a file that is there, and compares its tables with their indexes, which reads all of it.
+        """Opens an existing file, and compares its tables with their indexes, which reads the whole file.
 
         Raises:
-          DataError: it is missing, no database, damaged, or open elsewhere.
+          DataError: the file is missing, not a database, damaged, or open elsewhere.
         """
         self.path = path
         with naming_store(path):
-            # As a URI, since any other way to open makes a missing file.
+            # As a URI, because any other way to open creates a missing file.
             uri = f"{path.absolute().as_uri()}?mode=rw"
             self._connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
             with contextlib.ExitStack() as stack:
@@ -70,7 +70,7 @@ class Database:
         """Makes a file with tables and opens it.
 
         Raises:
-          DataError: it cannot be written.
+          DataError: the file cannot be written.
         """
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         database = cls(path)
@@ -81,7 +81,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection, whose changes are on disk together when the block has ended well, and undone otherwise.
+        """Yields a connection; its changes are on disk together after the block, or undone if the block raises.
 
         Raises:
           DataError: SQLite failed: the file is damaged, open elsewhere, or the disk is full.
@@ -92,7 +92,8 @@ class Database:
                 yield self._connection
                 self._connection.execute("COMMIT")
             except BaseException:
-                # Some failures end the transaction by themselves; one that cannot be undone now is when next opened.
+                # Some failures end the transaction by themselves; what cannot be undone now is undone at the next
+                # opening.
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 raise
@@ -104,10 +105,10 @@ class Database:
 
 @contextlib.contextmanager
 def naming_store(path: Path) -> Iterator[None]:
-    """Makes errors of SQLite name the file, as `DataError`."""
+    """Turns errors of SQLite into `DataError`s that name the file."""
     try:
         yield
-    # Text and numbers of a damaged file may be none that Python takes.
+    # Python may refuse text and numbers of a damaged file.
     except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
         in_use = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY
         reason = "it is in use by another process or object" if in_use else " ".join(str(error).split())
@@ -127,7 +128,7 @@ WHERE place = ? AND round_number <= ? ORDER BY round_number DESC LIMIT 1
 """
 _INSERT = "INSERT INTO states VALUES (?, ?, ?, ?)"
 _DELETE_AFTER = "DELETE FROM states WHERE round_number > ?"
-# Looks only at clients who were written since the last time, not at all there are.
+# Looks only at clients that were written since the last pruning, not at all clients.
 _DELETE_SUPERSEDED = """
 DELETE FROM states WHERE rowid IN (
   SELECT older.rowid FROM states AS newer
@@ -137,24 +138,24 @@ DELETE FROM states WHERE rowid IN (
 
 
 class Shard(Database):
-    """An open shard. It knows nothing of which rounds count: its callers say so.
+    """An open shard. Its callers decide which rounds count.
 
     Each method that changes something does it in one transaction, and raises `DataError` where the file is damaged or
     the disk is full.
     """
 
     def read(self, places: Sequence[int], round_number: int) -> list[bytes | None]:
-        """Reads the newest state of each client as of a round, None where none was written.
+        """Reads the newest state of each client up to a round; None if none was written.
 
         Raises:
-          DataError: a state is not as it was written.
+          DataError: a state is damaged.
         """
         with self.transaction() as connection:
             found = [connection.execute(_NEWEST, (place, round_number)).fetchone() for place in places]
         return [version and self._state(place, *version) for place, version in zip(places, found, strict=True)]
 
     def write(self, committed_round: int, round_number: int, states: Iterable[tuple[int, bytes]]) -> None:
-        """Adds one round's states by place, and removes what failed attempts have left after the committed round."""
+        """Adds one round's states by place; first removes states that failed attempts left after `committed_round`."""
         with self.transaction() as connection:
             connection.execute(_DELETE_AFTER, (committed_round,))
             rows = (
@@ -164,12 +165,12 @@ class Shard(Database):
             connection.executemany(_INSERT, rows)
 
     def delete_after(self, round_number: int) -> None:
-        """Removes the states of all later rounds."""
+        """Removes the states of all rounds after `round_number`."""
         with self.transaction() as connection:
             connection.execute(_DELETE_AFTER, (round_number,))
 
     def prune(self, oldest_round: int) -> None:
-        """Removes states that are older than their client's newest as of that round."""
+        """Removes states that are older than the client's newest state up to `oldest_round`."""
         with self.transaction() as connection:
             (pruned,) = connection.execute("SELECT round_number FROM pruned").fetchone()
             connection.execute(_DELETE_SUPERSEDED, (pruned, oldest_round))
@@ -187,10 +188,10 @@ class Shard(Database):
 
 
 def checksum(content: bytes, label: bytes = b"") -> int:
-    """Computes the CRC-32 of a content behind its label, which changes with either."""
+    """Computes the CRC-32 of a label followed by a content."""
     return zlib.crc32(content, zlib.crc32(label))
 
 
 def state_label(place: int, round_number: int) -> bytes:
-    """Returns what a state's checksum covers besides its bytes."""
+    """Returns the label of a state for `checksum`: its place and round."""
     return f"{place} {round_number}".encode()

@@ -1,7 +1,7 @@
 """Keeps clients' states from round to round, in memory or in a store.
 
-Silos all take part in every round: their states stay where the engine computes, as `ClientValues`. From users only a
-cohort takes part: their states lie in a store, from which a round reads, and to which it writes, the cohort's alone.
+All silos take part in every round: their states stay where the engine computes, as `ClientValues`. Only a cohort of
+users takes part in a round: users' states lie in a store, and a round reads and writes only the cohort's states.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,10 @@ from tff_pdp.training.client_store.store import ClientStore, Places
 
 
 class MemoryStore:
-    """States of many clients by their places, as in a `ClientStore`, for as long as a process lives."""
+    """States of many clients by their places, as in a `ClientStore`, but only in the memory of a process."""
 
     def __init__(self, default: Any, num_clients: int):
-        """Holds the same state, a nest of arrays, for every client."""
+        """Gives every client the same state, a nest of arrays."""
         self.num_clients = num_clients
         self._columns = tf.nest.map_structure(lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, 0), default)
 
@@ -42,7 +42,7 @@ ClientStates = Sequence[Any] | ClientStore | MemoryStore
 
 
 def is_store(states: ClientStates) -> bool:
-    """Checks if states are kept in a store, and a round takes a cohort's from it."""
+    """Checks if states are kept in a store, from which a round takes those of its cohort."""
     return not isinstance(states, Sequence)
 
 
@@ -52,7 +52,7 @@ def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]
         return from_columns(state_type, states.read(places), len(places))
     if np.array_equal(places, np.arange(len(states))):
         return states
-    # Engines take and return lists, too.
+    # Engines also take and return lists.
     return states.select(places) if isinstance(states, ClientValues) else [states[place] for place in places]
 
 
@@ -70,7 +70,7 @@ def replace_states(states: Any, round_number: int, places: Places, new: Sequence
 
 
 def close_states(states: ClientStates) -> None:
-    """Lets go of a store's files; everything else needs no closing."""
+    """Closes a store's files; states in memory need no closing."""
     if isinstance(states, ClientStore):
         states.close()
 
@@ -82,14 +82,14 @@ def places_in_parts(num_clients: int, size: int) -> Iterator[np.ndarray]:
 
 
 def from_columns(member_type: Any, columns: Any, size: int) -> Sequence[Any]:
-    """Makes values of so many clients of columns, which may hold no tensor at all."""
+    """Converts columns to the values of `size` clients; columns may have no tensor at all."""
     if tf.nest.flatten(columns) and size:
         return ClientValues.from_columns(member_type, columns)
     return [columns] * size
 
 
 def to_columns(values: Sequence[Any]) -> Any:
-    """Makes columns of clients' values, as `from_columns` takes them."""
+    """Converts clients' values to columns, as `from_columns` takes them."""
     if isinstance(values, ClientValues) and len(values.groups[0].leaves):
         return values.columns()
     return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)

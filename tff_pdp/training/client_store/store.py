@@ -1,10 +1,10 @@
-"""Keeps states of many clients on disk, of whom a small cohort takes part in each round.
+"""Keeps the states of many clients on disk, for rounds in which only a small cohort takes part.
 
-SQLite keeps the states, so that crashes, torn writes and free space are the concern of a library with decades of use:
-one database per shard, to which clients belong by their place modulo the number of shards, and beside them one that
-says which round counts. A round is first written to every shard, each in a transaction of its own, and counts from the
-moment the one number in that database has changed. One transaction over attached databases would do the same, but
-finds the parts of an interrupted one by absolute paths, and so loses its atomicity when the folder is moved.
+SQLite keeps the states: a library with decades of use handles crashes, torn writes and free space. Each shard is a
+database (a client's shard is its place modulo the number of shards); one more database says which round counts. A round
+is first written to every shard, each in a transaction of its own, and counts as soon as the number in that one database
+has changed. One transaction over attached databases would do the same, but SQLite finds the parts of an interrupted
+transaction by absolute paths, so that atomicity is lost if the folder is moved.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tff_pdp.training.client_store.shard import SHARD_SCHEMA, Database, Shard, c
 Places = Sequence[int] | np.ndarray
 
 FORMAT_VERSION = 2
-# Format 1, which becomes the present one when it is opened.
+# Format 1; opening a store converts it to the present format.
 _WITHOUT_CHECKSUMS = 1
 STORE_FILE = "store.sqlite"
 _SCHEMA = """
@@ -41,7 +41,7 @@ _SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, check
 
 
 class Contents(NamedTuple):
-    """Facts of a store that never change."""
+    """The facts of a store that never change."""
 
     num_clients: int
     num_shards: int
@@ -50,20 +50,20 @@ class Contents(NamedTuple):
 
     @property
     def checksum(self) -> int:
-        """The checksum that is stored beside them."""
+        """The checksum that is stored beside these fields."""
         description = [FORMAT_VERSION, self.num_clients, self.num_shards, self.layout]
         return checksum(self.default_state, json.dumps(description).encode())
 
 
 class Progress(NamedTuple):
-    """The round that counts, and the oldest one that can be returned to."""
+    """The last round that counts, and the oldest round that `rewind` can return to."""
 
     round_number: int
     oldest_round: int
 
     @property
     def checksum(self) -> int:
-        """The checksum that is stored beside them."""
+        """The checksum that is stored beside these fields."""
         return checksum(f"{self.round_number!r} {self.oldest_round!r}".encode())
 
 
@@ -77,13 +77,13 @@ class ClientStore:
     `write` has returned. Files are readable by their owner alone: states are computed from raw data.
     Assumes: a file system that locks files, and writes them to disk when asked to.
 
-    Time and memory are those of the clients that are asked for: all others cost disk alone, and nothing before they
-    are first written; time grows with their number as that of looking up an index does. A method may be called from
-    any thread, and waits for another thread's to end. While a store is open, nobody else can open it, not even to
-    read. Files or disks that fail raise `DataError` from any method, with their name.
+    Time and memory grow with the number of clients that are asked for. Other clients cost only disk space, once they
+    are written, and lookups in a larger index. Methods may be called from any thread, and wait for calls of other
+    threads. While a store is open, nobody else can open it, not even to read. If a file or the disk fails, any method
+    raises a `DataError` that names the file.
 
     Attributes:
-      folder: of the files.
+      folder: folder of the files.
       num_clients: number of clients.
     """
 
@@ -103,22 +103,22 @@ class ClientStore:
         """Makes a store and opens it.
 
         Args:
-          folder: where to; must not exist, and appears when it is complete.
+          folder: folder of the new store; must not exist, and appears when it is complete.
           default: the state of a client that was never written: a nest (mappings, possibly nested or empty) of arrays
             of numbers or booleans, together below 1 GB.
-          num_clients: at least 1.
-          num_shards: over how many files the states are spread; each costs a few flushes to disk per round.
+          num_clients: number of clients, at least 1.
+          num_shards: number of files that the states are spread over; each costs a few flushes to disk per round.
 
         Raises:
           DataError: the folder exists.
-          TypeError: `default` is no such nest.
+          TypeError: `default` is not such a nest.
           ValueError: a number is below 1.
         """
         if num_clients < 1 or num_shards < 1:
             raise ValueError(f"a store needs clients and shards, not {num_clients} and {num_shards}")
         layout = StateLayout.of_state(default)
         if folder.exists():
-            raise DataError(f"{folder}: is there already; open it, or remove it to begin anew")
+            raise DataError(f"{folder} exists already: open it, or remove it to begin anew")
         staging = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700, parents=True)
@@ -138,7 +138,7 @@ class ClientStore:
 
     @classmethod
     def open(cls, folder: Path) -> "ClientStore":
-        """Opens a store as of the last round that was written in full; removes what an interrupted round has left.
+        """Opens a store at the last round that was written in full; removes what an interrupted round has left.
 
         Raises:
           DataError: the store is missing, unfinished, damaged, of another format version, or open elsewhere.
@@ -163,7 +163,7 @@ class ClientStore:
 
     @property
     def round_number(self) -> int:
-        """The round whose states these are: the last one written, or an earlier one after `rewind`; 0 at first."""
+        """The round of the current states: the last round written, or an earlier round after `rewind`; 0 at first."""
         with self._use():
             return self._progress().round_number
 
@@ -171,13 +171,13 @@ class ClientStore:
         """Reads the newest states of some clients.
 
         Args:
-          places: of the clients, in any order, also repeatedly.
+          places: places of the clients, in any order; a place may be repeated.
 
         Returns:
-          Columns: the nest of a state, of new arrays `[len(places), ...]`, in the order of `places`.
+          Columns: a nest like a state, of new arrays `[len(places), ...]`, in the order of `places`.
 
         Raises:
-          ValueError: there is no such place.
+          ValueError: a place does not exist.
         """
         indices = self._indices(places)
         rows = np.repeat(self._default_row[np.newaxis], len(indices), axis=0)
@@ -191,12 +191,12 @@ class ClientStore:
         return self._layout.to_columns(rows)
 
     def write(self, round_number: int, places: Places, columns: Any) -> None:
-        """Writes one round's new states of some clients: all of them, or none where it fails or is interrupted.
+        """Writes some clients' new states of one round: all of them or, if this fails or is interrupted, none.
 
         Args:
-          round_number: larger than that of the store; rounds may be left out.
-          places: of the clients, each once.
-          columns: the nest of a state, of arrays `[len(places), ...]` in the order of `places`.
+          round_number: number of the round, larger than the store's; rounds may be left out.
+          places: places of the clients, each once.
+          columns: a nest like a state, of arrays `[len(places), ...]` in the order of `places`.
 
         Raises:
           TypeError: `columns` have another structure, shape or dtype than the default state.
@@ -219,7 +219,7 @@ class ClientStore:
             self._set_progress(progress._replace(round_number=round_number))
 
     def rewind(self, round_number: int) -> None:
-        """Forgets all that was written after a round, which is the store's round then; a later round changes nothing.
+        """Returns to a round, and forgets all that was written after it; a round after the store's changes nothing.
 
         Raises:
           DataError: versions of that round have been pruned.
@@ -239,18 +239,18 @@ class ClientStore:
     def prune(self, oldest_round: int) -> None:
         """Deletes versions that `rewind` to this round or a later one does not need.
 
-        Takes time by how much was written since the last time. The space is used again; files do not get smaller.
+        The time grows with the amount written since the last call. Freed space is used again; files do not get smaller.
         """
         with self._use():
             progress = self._progress()
             oldest_round = max(progress.oldest_round, min(operator.index(oldest_round), progress.round_number))
-            # Before anything is deleted: a round of which a part is gone cannot be returned to.
+            # Before anything is deleted: the store cannot return to a round that is partly deleted.
             self._set_progress(progress._replace(oldest_round=oldest_round))
             for shard in self._shards:
                 shard.prune(oldest_round)
 
     def close(self) -> None:
-        """Closes the files, for another to open; may be called again."""
+        """Closes the files, so that others can open them; may be called again."""
         with self._lock:
             self._closed = True
             for file in (*self._shards, self._store):
@@ -310,15 +310,15 @@ def read_numbers(connection: sqlite3.Connection, path: Path) -> tuple[Contents, 
     """
     (version,) = connection.execute("SELECT format_version FROM store").fetchone() or (None,)
     if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION):
-        raise DataError(f"{path}: client store of format {version}, this version reads {FORMAT_VERSION}")
+        raise DataError(f"{path} is a client store of format {version}; only {FORMAT_VERSION} and below can be read")
     is_old = version == _WITHOUT_CHECKSUMS
     try:
         *fields, expected = connection.execute(_SELECT_CONTENTS).fetchone()
         contents = Contents(*fields)
         if (checksum(contents.default_state) if is_old else contents.checksum) != expected:
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum differs")
         if len(contents.default_state) != StateLayout.from_json(contents.layout).row_bytes:
-            raise ValueError("the default state is none of its layout")
+            raise ValueError("the default state does not fit the layout")
     # NumPy parses some texts that might be dtypes as Python's.
     except (TypeError, ValueError, SyntaxError) as error:
         raise DataError(f"{path}: the client store is damaged ({error})") from None
@@ -330,12 +330,12 @@ def _read_progress(connection: sqlite3.Connection, path: Path, *, is_old: bool =
     numbers = found.fetchone()
     progress = numbers and Progress(*numbers[:2])
     if not progress or (not is_old and progress.checksum != numbers[2]):
-        raise DataError(f"{path}: the number of its round is damaged")
+        raise DataError(f"{path}: the round number is damaged")
     return progress
 
 
 def _add_checksums(connection: sqlite3.Connection, contents: Contents, progress: Progress) -> None:
-    """Makes a store of format 1 one of this format; its states keep the checksums that they have."""
+    """Converts a store of format 1 to this format; the states keep their checksums."""
     connection.execute("ALTER TABLE progress ADD COLUMN checksum INTEGER")
     _update_progress(connection, progress)
     connection.execute("UPDATE store SET format_version = ?, checksum = ?", (FORMAT_VERSION, contents.checksum))

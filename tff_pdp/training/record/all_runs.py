@@ -1,7 +1,7 @@
 """Counts all runs on the same records, over all folders, and composes their cost.
 
 `releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose`
-bounds what some clients' records have paid in them.
+bounds the cost of these runs to some clients' records.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tff_pdp.training.record.releases import (
     without_beginnings,
 )
 
-# Where one client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
+# If a client has more kinds of records, all count as being in every run that one of them is in: an upper bound.
 _MOST_KINDS = 64
 _USER = "user"
 
@@ -40,10 +40,10 @@ class OnRecord(NamedTuple):
     """A release that may have been about the same records.
 
     Attributes:
-      release: its spending.
-      folder: of the run, as text.
-      records: name of the digests in the registry; empty where there are none.
-      record_set: the declaration of the records.
+      release: spending of the release.
+      folder: folder of the run, as text.
+      records: name of the records' digests in the registry; empty without digests.
+      record_set: declaration of the records by `data.record_set`.
       is_here: whether the release is in the folder of the experiment that asks.
     """
 
@@ -59,9 +59,9 @@ class Own(NamedTuple):
 
     Attributes:
       records: name of the clients' digests in the registry.
-      record_set: the declaration of their records.
-      scopes: of the clients in ledgers, in the order of the digests; all users share one.
-      are_users: whether the clients are users, who are the same wherever they have the same id.
+      record_set: declaration of the clients' records by `data.record_set`.
+      scopes: scope of each client in ledgers, in the order of the digests; all users share one scope.
+      are_users: whether the clients are users; users of the same id are the same user in all folders.
       is_unit_in_several: whether the unit of protection may be in several records, as users and people of contact
         graphs are. All records of a scope then count as being in every run that one of them is in.
     """
@@ -78,10 +78,10 @@ class Composed:
     """The cost of all runs on record to a scope.
 
     Attributes:
-      epsilon: of everything together at `delta`; infinite where no bound holds.
-      delta: the largest of the budgets; where only budgets hold, with theirs on top.
-      runs: numbers, in the order of what is on record, of the releases that any of the records was in.
-      why_no_bound: why no epsilon holds, as a clause; empty where one does.
+      epsilon: epsilon of everything together, at `delta`; infinite if no bound holds.
+      delta: largest delta of the budgets, plus the deltas of releases for which only the budget holds.
+      runs: places, in the list of releases on record, of the releases that any of the records was in.
+      why_no_bound: reason why no epsilon holds, as a clause; empty if one holds.
     """
 
     epsilon: float
@@ -97,7 +97,7 @@ class Composed:
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
         """Returns plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
 
-        `claim` is the weakest of the releases', as far as these have one; `claim_reason` is why it is no stronger.
+        `claim` is the weakest claim of the releases that have one; `claim_reason` says why it is no stronger.
         """
         if self.why_no_bound:
             claim, claim_reason = "none", self.why_no_bound
@@ -117,8 +117,8 @@ class AllRuns:
     """The cost of all runs on record, by scope.
 
     Attributes:
-      by_scope: the cost to each scope.
-      elsewhere: number of these releases in other folders.
+      by_scope: cost to each scope.
+      elsewhere: number of the counted releases that are not in the experiment's folder.
       notes: assumptions that were made, one sentence each.
     """
 
@@ -128,7 +128,7 @@ class AllRuns:
 
     @property
     def worst(self) -> Composed:
-        """The cost to the scope that paid most; at the largest delta, and of all runs."""
+        """The cost to the scope that paid most, with the largest delta and the runs of all scopes."""
         return _worst(self.by_scope.values())
 
     @property
@@ -138,10 +138,10 @@ class AllRuns:
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
-    """Finds all releases: of runs in an experiment's folder, of those that they replaced, and of the registry.
+    """Finds all releases: of runs in an experiment's folder, of runs that these replaced, and in the registry.
 
-    Guarantee: each is there with at least what it has spent, once: a folder that was moved, deleted or restored from an
-      older copy still counts with what the registry has of it.
+    Guarantee: each release is there once, with at least what it has spent: a folder that was moved, deleted or restored
+      from an older copy still counts with what the registry knows of it.
 
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
@@ -164,12 +164,13 @@ def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
 
 
 def _newest(entry: Entry, own: Sequence[Release], copies: Collection[str]) -> list[Release]:
-    """Finds the most that a run has spent, by its own record or, where that is not all of it, by the registry.
+    """Finds the most that a run has spent, by its own record or, if that is incomplete, by the registry.
 
-    `own` are the run's releases in the experiment's folder; records of copies with own entries ended at `copies`.
+    `own` are the run's releases in the experiment's folder; `copies` are the ends of records of copies that have
+    entries of their own.
     """
     there = without_beginnings([*own, *_stated_in_folder(entry)])
-    # Nothing is believed of a copy that has not been where the registry knows the run to have been.
+    # A copy is believed only if it has all that the registry knows of the run.
     newest = [one for one in there if one.chains and entry.is_in(one.chains, one.size)]
     newest = newest or [_entered(entry)]
     # A copy that went on under another registry has released something, too.
@@ -185,14 +186,14 @@ def _entered(entry: Entry) -> Release:
 
 
 def _is_untold(release: Release, told: Collection[str], newest: Sequence[Release]) -> bool:
-    """Checks if a release has something that does not count for its run already."""
+    """Checks if a release has spending that is not counted for its run already."""
     if release.head:
         return release.head not in told
     return release.size > max(one.size for one in newest)
 
 
 def _stated_in_folder(entry: Entry) -> list[Release]:
-    """Reads the release in the folder that the run began in; none where it cannot be read, or is another run's."""
+    """Reads the release in the folder that the run began in; empty if it cannot be read, or is another run's."""
     with contextlib.suppress(DataError, OSError):
         charges = read_charges(Path(entry.folder))
         if charges is not None and charges.run_id == entry.run_id:
@@ -205,13 +206,14 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
 
     Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
       that is in one client of each data set, or has the same digest in several.
-    Assumes: `registry.matching.match` finds the records that are the same; as `compose_parts`. In one folder, clients
-      of one name are the same. Releases without digests are about the same records as clients of their name.
+    Assumes: as in `compose_parts`; `registry.matching.match` finds the records that are the same. In one folder,
+      clients of the same name are the same client. A release without digests is about the records of the clients whose
+      names it has.
 
     Args:
-      registry: that the names of digests are from.
-      found: all releases, as of `releases_on_record`.
-      own: the clients.
+      registry: registry that has the digests.
+      found: all releases, from `releases_on_record`.
+      own: the clients whose cost is asked for.
 
     Raises:
       DataError: a file of digests is damaged; the message names the file.
@@ -222,7 +224,7 @@ def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     matches: dict[tuple[str, str, bool], Match] = {}
     parts: list[_Part] = []
     for number, one in enumerate(found):
-        # A reader has to find the run.
+        # With the folder, so that a reader can find the run.
         run = one.release.run if one.is_here else f"{one.release.run} in {one.folder}"
         part = _Part(number, one.release._replace(run=run), own.are_users, None, {})
         if not one.records:
@@ -265,11 +267,11 @@ class _Part(NamedTuple):
     """A release that some records may have been in.
 
     Attributes:
-      number: its place on record.
-      release: its spending.
+      number: place of the release on record.
+      release: spending of the release.
       are_users: whether the clients that are asked for are users.
-      match: the records in it; None of a release without digests, by a run of an earlier version.
-      places: by place of a client in the digests, its scope in the release's ledger.
+      match: the records in the release; None for a release without digests, by a run of an earlier version.
+      places: scope of each client in the release's ledger, by the client's place in the digests.
     """
 
     number: int
@@ -291,7 +293,7 @@ class _Part(NamedTuple):
         return np.concatenate([self.match.of_records(first[one], first[one + 1], one) for one in clients])
 
     def scopes(self, scope: str, groups: Iterable[int]) -> list[str] | None:
-        """Returns the release's scopes that records of these kinds, of a scope, are in; None where in none."""
+        """Returns the release's scopes that a scope's records of these kinds are in; None if they are in none."""
         ledger, match = self.release.ledger, self.match
         members = frozenset().union(*(match.members[group] for group in set(groups))) if match else frozenset()
         if match and not members:
@@ -310,7 +312,7 @@ class _Part(NamedTuple):
 
 
 def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
-    """Returns by place of a client in the digests its scope in the release's ledger."""
+    """Returns the scope of each client in the release's ledger, by the client's place in the digests."""
     if release.ledger is None or release.ledger.unit == _USER:
         return {}
     names = list(release.ledger.budgets)
@@ -319,7 +321,7 @@ def _places(digests_of, release: Release, other: Records) -> dict[int, str]:
 
 
 def _worst(costs: Collection[Composed]) -> Composed:
-    """Returns the largest of costs, at the largest delta, and of all their runs."""
+    """Returns the largest of some costs, with the largest delta and the runs of all."""
     worst = max(costs, key=lambda one: (one.why_no_bound != "", one.epsilon))
     runs = frozenset().union(*(one.runs for one in costs))
     return dataclasses.replace(worst, delta=max(one.delta for one in costs), runs=runs)
@@ -328,7 +330,7 @@ def _worst(costs: Collection[Composed]) -> Composed:
 def _kinds(
     parts: Sequence[_Part], clients: Sequence[int], records: Records, *, is_unit_in_several: bool
 ) -> Iterator[Sequence[Sequence[int]]]:
-    """Yields for each kind of records, by release, their groups there; kinds differ in these."""
+    """Yields each kind of records, as the groups of these records in each release."""
     if not parts:
         yield []
         return
@@ -344,7 +346,7 @@ def _kinds(
 def _paid(
     parts: Sequence[_Part], scope: str, kind: Sequence[Sequence[int]]
 ) -> tuple[list[tuple[Ledger, str]], frozenset[int], str]:
-    """Finds what a kind of a scope's records was in: ledgers and their scopes, numbers of releases, why no bound."""
+    """Finds the releases that a kind of a scope's records was in: ledgers with scopes, numbers, why no bound holds."""
     touched = [
         (part, scopes)
         for part, groups in zip(parts, kind, strict=True)

@@ -1,7 +1,7 @@
 """Records what the bits of a round depend on besides the run: a round repeated under other conditions has other bits.
 
-Two releases with the same noise and other rounding of what is below it would show what the noise hides. So rounds are
-repeated with the same draws only where all of this is as it was.
+Two releases with the same noise, but other rounding of the values below it, would reveal what the noise hides. So
+rounds are repeated with the same draws only if all these conditions are unchanged.
 """
 
 import hashlib
@@ -17,12 +17,12 @@ from typing import Any
 import tff_pdp
 from tff_pdp.privacy.facts import Generator
 
-# The rooms of the package whose code decides what a round is: from the same key, other code may draw and round
-# otherwise.
+# Folders of the package whose code decides the result of a round: with the same key, other code may draw and round
+# differently.
 _ROOMS = ("data", "models", "algorithms", "privacy", "processes", "engines", "experiment", "training")
 # Settings of the libraries that compute.
 _VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
-# Words of a log change nothing.
+# Settings of logs change no result.
 _NOT_DECISIVE = "TF_CPP_"
 _LIBRARIES = ("tensorflow", "numpy", "tensorflow-federated", "tensorflow-privacy")
 _PROCESSOR = Path("/proc/cpuinfo")
@@ -35,11 +35,11 @@ def arithmetic_of(
 
     Args:
       engine: name of the engine.
-      device: its device.
-      is_deterministic: whether the device repeats its own sums to the bit; where not, nothing equals the result.
-      generator: of random bits in computations.
+      device: the engine's device.
+      is_deterministic: whether the device repeats its own sums to the bit; if not, the result never equals another.
+      generator: generator of random bits in computations.
     """
-    # Only where rounds are run: whoever reads records needs none of it.
+    # Imported only where rounds are run: readers of records do not need it.
     import tensorflow as tf
 
     found: dict[str, str | int] = {
@@ -60,7 +60,7 @@ def arithmetic_of(
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the same where a run without a record was begun: its code was another.
+    """Returns the arithmetic of a run of the first version, which ran other code: without the digest of the sources.
 
     >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}
@@ -87,7 +87,7 @@ def _digest_of_sources() -> str:
     return digest.hexdigest()[:16]
 
 
-# As the code was when it was loaded, or very nearly.
+# Read when this module is loaded, so very nearly the code that is running.
 _SOURCES = _digest_of_sources()
 
 

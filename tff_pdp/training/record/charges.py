@@ -1,13 +1,13 @@
-"""Records what a run has spent of its budget at most, on disk before it is spent.
+"""Records the most that a run has spent of its budget, on disk before it is spent.
 
 A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
 
-opened: whose run this is, and why nothing is claimed of it, if so.
+opened: identity of the run, with the reason if nothing is claimed of it.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
-chosen: how the engine computes clients from now on, where it has chosen; other ways round differently.
-redrawn: that rounds after some round are drawn anew from now on, with other noise, beside all that is on record.
-closed: that the last round was run, with the ledger after it.
-sealed: that the run's key and states are destroyed, or about to be; the last line.
+chosen: the engine's choice of how to compute clients from now on; other choices round differently.
+redrawn: rounds from `first_round` on are drawn anew, with other noise; all on record still counts.
+closed: the last round was run; with the ledger after it.
+sealed: the run's key and states are destroyed, or about to be; the last line.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ _KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "sealed")
 
 @dataclasses.dataclass(frozen=True)
 class RunIdentity:
-    """The line `opened`: whose charges these are.
+    """The identity of a run, from the line `opened`.
 
     Attributes:
       method: name of the method.
-      non_private: why no epsilon is claimed of this run, whatever its ledger says; None where one is.
-      key_fingerprint: of the run key; it tells nothing of the key.
-      config_hash: of the settings and data of the run, under its key.
+      non_private: reason why no epsilon is claimed of this run, whatever its ledger says; None if one is claimed.
+      key_fingerprint: fingerprint of the run key, which reveals nothing of the key.
+      config_hash: digest of the settings and data of the run, under its key.
       earlier_head: head of the record of earlier releases when the run began.
-      run_id: 32 hexadecimal digits, random; new ones for a run that begins.
+      run_id: 32 hexadecimal digits, drawn at random for each new run.
     """
 
     method: str
@@ -52,10 +52,10 @@ class Attempt:
     """Rounds that are drawn from one key.
 
     Attributes:
-      number: how often rounds had been drawn anew before; 0 for the first attempt.
-      first_round: the first of them.
-      ledger: before these rounds; None without privacy.
-      arithmetic: by the last round of each reservation, as of `arithmetic_of`.
+      number: number of times that rounds had been drawn anew; 0 for the first attempt.
+      first_round: the first of these rounds.
+      ledger: ledger before these rounds; None without privacy.
+      arithmetic: result of `arithmetic_of` for each reservation, by the last round of the reservation.
     """
 
     number: int
@@ -64,7 +64,7 @@ class Attempt:
     arithmetic: Mapping[int, Mapping[str, Any]]
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Checks if rounds after some round, as far as they may have been run, would have the same bits again."""
+        """Checks if rounds after `round_number`, as far as they may have been run, would have the same bits again."""
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
@@ -74,14 +74,14 @@ class Charges:
     """The charges on record of a run.
 
     Attributes:
-      identity: whose run it is.
+      identity: identity of the run.
       ledger: the most that the run has spent; None without privacy.
-      through_round: the last round that may have been run; 0 where nothing has been released.
-      is_closed: whether the run ended cleanly, so that the ledger is of the last round.
+      through_round: the last round that may have been run; 0 if nothing has been released.
+      is_closed: whether the run was run to its end, so that `ledger` is the one after the last round.
       is_sealed: whether the run's key and states are destroyed, or about to be.
       attempt: the newest attempt; rounds may have had to be drawn anew, with other noise.
-      choices: how clients are computed, by computation, where the engine has chosen.
-      chains: of all lines.
+      choices: the engine's choices of how to compute clients, by computation.
+      chains: chains of all lines.
     """
 
     identity: RunIdentity
@@ -95,12 +95,12 @@ class Charges:
 
     @property
     def spending(self) -> tuple[str, ...]:
-        """Chains of the lines that say what was spent: all but the one that says that the run is sealed."""
+        """Chains of the lines about spending: all lines but `sealed`."""
         return self.chains[:-1] if self.is_sealed else self.chains
 
     @property
     def head(self) -> str:
-        """The end of the record of what was spent: its last line's chain."""
+        """The chain of the last line about spending."""
         return self.spending[-1]
 
     @property
@@ -110,10 +110,10 @@ class Charges:
 
 
 def read_charges(folder: Path) -> Charges | None:
-    """Reads the charges of the run in a folder, or returns None where no run has begun.
+    """Reads the charges of the run in a folder, or returns None if no run has begun.
 
-    Guarantee: `ledger` is at least what the run has spent, whenever and however it was stopped: a line that was not
-      written to its end had not been acted upon.
+    Guarantee: `ledger` is at least what the run has spent, whenever and however it was stopped: no command has acted
+      upon an incomplete line.
 
     Raises:
       DataError: a line is damaged or missing.
@@ -122,7 +122,7 @@ def read_charges(folder: Path) -> Charges | None:
 
 
 def run_id_of(folder: Path) -> str | None:
-    """Returns the id of the run in a folder; None of a run of the first version, and where there is no run."""
+    """Returns the id of the run in a folder; None for a run of the first version, or if there is no run."""
     charges = read_charges(folder)
     return None if charges is None else charges.run_id
 
@@ -130,13 +130,13 @@ def run_id_of(folder: Path) -> str | None:
 class ChargesWriter:
     """The open record of a run; a context manager.
 
-    Guarantee: what `reserve` is told outlasts a power cut before it returns. Rounds are run only after that.
+    Guarantee: when `reserve` returns, the reservation outlasts a power cut. Rounds are run only after that.
 
     Ledgers are None without privacy.
 
     Attributes:
       path: the file.
-      charges: those on record now; None before a run has begun.
+      charges: the charges on record now; None before a run has begun.
     """
 
     def __init__(self, folder: Path):
@@ -164,7 +164,7 @@ class ChargesWriter:
         """Begins the record of a run; `ledger` has what has been released before its first round.
 
         Raises:
-          DataError: there is one already.
+          DataError: the folder has a run already.
         """
         if self.charges is not None:
             raise DataError(f"{self.path} has a run already")
@@ -174,14 +174,14 @@ class ChargesWriter:
         """Puts rounds on record that are about to be run.
 
         Args:
-          through_round: the last of them.
-          ledger: as it will be after that round.
+          through_round: the last of these rounds.
+          ledger: the ledger as it will be after that round.
           arithmetic: the conditions that the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
         """
         self._append("reserved", ledger, through_round=through_round, arithmetic=dict(arithmetic))
 
     def choose(self, choices: Mapping[str, str]) -> None:
-        """Puts on record how clients are computed, before a result of it is used.
+        """Puts on record how clients are computed, before any result of this choice is used.
 
         Raises:
           DataError: no run has begun.
@@ -189,9 +189,9 @@ class ChargesWriter:
         self._append("chosen", self.begun.ledger, choices=dict(choices))
 
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
-        """Begins another attempt: rounds from `first_round` on are run with other noise, beside all on record.
+        """Begins another attempt: rounds from `first_round` on are run with other noise; all on record still counts.
 
-        `ledger` is as on record, and with the cost of the attempt itself.
+        `ledger` is the ledger on record plus the cost of the attempt itself.
 
         Raises:
           DataError: no run has begun.
@@ -231,7 +231,7 @@ class ChargesWriter:
 
 
 def sealed_sentence(folder: Path) -> str:
-    """Returns the sentence on what a sealed run can be used for."""
+    """Returns the message that a sealed run cannot be used any more."""
     return (
         f"{folder} was sealed: its key and states are gone, so that the run cannot be trained, tested or exported any "
         "more. Its ledger, its results and its exports remain"
@@ -244,15 +244,17 @@ def _charges(path: Path, content: Content) -> Charges | None:
     opened, last = content.lines[0], content.lines[-1]
     try:
         if opened["kind"] != "opened" or {line["kind"] for line in content.lines[1:]} - set(_KINDS[1:]):
-            raise ValueError("another kind of line")
+            raise ValueError("a line of an unknown kind")
         version = opened["format_version"]
         if version != FORMAT_VERSION:
-            raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
+            raise DataError(
+                f"{path} has format version {version!r}; this version of tff_pdp reads only {FORMAT_VERSION}"
+            )
         names = (field.name for field in dataclasses.fields(RunIdentity))
         return Charges(
             identity=RunIdentity(**{name: opened[name] for name in names}),
             ledger=_ledger(last),
-            # An attempt may have come less far than the one before.
+            # An attempt may have ended at an earlier round than the attempt before.
             through_round=max((line["through_round"] for line in content.lines if "through_round" in line), default=0),
             is_closed=content.lines[-2 if last["kind"] == "sealed" else -1]["kind"] == "closed",
             is_sealed=last["kind"] == "sealed",

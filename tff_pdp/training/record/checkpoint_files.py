@@ -29,7 +29,7 @@ class Surroundings:
     Attributes:
       charges_head: head of the run's charges.
       earlier_head: head of the record of earlier releases.
-      files: by name, how files in the run's folder began.
+      files: beginnings of files, by path from the run's folder.
     """
 
     charges_head: str = GENESIS
@@ -42,11 +42,11 @@ class Saved:
     """A checkpoint, with its arrays or without.
 
     Attributes:
-      round_number: rounds completed.
-      config_hash: of the settings and data the run was started with, `run_key.keyed`.
-      ledger: of what has been spent; None without privacy.
+      round_number: number of completed rounds.
+      config_hash: digest, by `run_key.keyed`, of the settings and data that the run was started with.
+      ledger: ledger of the spending so far; None without privacy.
       run_key: the run's secret; None once it has been destroyed.
-      surroundings: of files beside the checkpoint when it was saved; None in checkpoints of the first version.
+      surroundings: state of the files beside the checkpoint when it was saved; None in the first version.
     """
 
     round_number: int
@@ -61,8 +61,8 @@ class StoredCheckpoint(Saved):
     """A checkpoint without its arrays.
 
     Attributes:
-      folder: of the checkpoint.
-      structure: nested dicts and lists with the arrays' names.
+      folder: folder of the checkpoint.
+      structure: nested dicts and lists with the names of the arrays.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ def sweep(folder: Path) -> None:
 
 
 def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping[str, Any]) -> None:
-    """Writes all but the arrays, which are there already; arguments as of `StoredCheckpoint`."""
+    """Writes all but the arrays, which are there already; arguments as in `StoredCheckpoint`."""
     key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
     (staging / KEY_FILE).touch(mode=0o600)
     (staging / KEY_FILE).write_text(json.dumps(key))
@@ -95,7 +95,7 @@ def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping
 
 
 def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
-    """Reads a checkpoint without its arrays, whose digest is checked as well if `with_arrays`.
+    """Reads a checkpoint without its arrays; checks the digest of the arrays only if `with_arrays`.
 
     Raises:
       DataError: a file is missing or damaged, or belongs to another round.
@@ -105,7 +105,7 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
         version = content["format_version"]
         if version not in (FORMAT_VERSION, UNDIGESTED_VERSION):
             raise DataError(
-                f"{folder}: checkpoint format {version}, this version reads {UNDIGESTED_VERSION} and {FORMAT_VERSION}"
+                f"{folder} has format version {version!r}; only {UNDIGESTED_VERSION} and {FORMAT_VERSION} can be read"
             )
         is_digested = version == FORMAT_VERSION
         if is_digested:
@@ -134,9 +134,9 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
 
 
 def seal(folder: Path, surroundings: Surroundings) -> None:
-    """Makes a checkpoint one without key and arrays, in one move; the files themselves stay for the caller to destroy.
+    """Turns a checkpoint into one without key and arrays, in one move; the caller destroys the files themselves.
 
-    The head of the charges in `surroundings` is the one after the run was sealed. Errors are those of `read_files`.
+    `surroundings` has the head of the charges after the run was sealed. Errors are as in `read_files`.
     """
     stored = read_files(folder, with_arrays=False)
     if stored.run_key is None:
@@ -147,7 +147,7 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
             "format_version": FORMAT_VERSION,
             "is_sealed": True,
             **_content(stored, stored.run_key, surroundings),
-            # It names clients, and arrays that are gone.
+            # The structure names clients, and arrays that are gone.
             "structure": {},
             "files": {},
         },
@@ -155,13 +155,13 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
 
 
 def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
-    """Reads the newest of a folder's checkpoints, or returns None where there is none; otherwise as `read_files`."""
+    """Reads the newest of a folder's checkpoints, as `read_files` does, or returns None if there is none."""
     found = complete(folder)
     return read_files(found[-1], with_arrays=with_arrays) if found else None
 
 
 def newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
-    """Reads the newest checkpoint in each part of a run's folder that has any; its arrays are not looked at."""
+    """Reads the newest checkpoint, if any, in each part of a run's folder, without looking at the arrays."""
     found = (newest(folder / part, with_arrays=False) for part in parts)
     return [stored for stored in found if stored is not None]
 
@@ -186,9 +186,9 @@ def _content(saved: Saved, run_key: RunKey, surroundings: Surroundings) -> dict[
 
 def _check_whole(path: Path, expected: Prefix) -> None:
     if not path.is_file():
-        raise DataError(f"{path} is missing; remove that folder to use the checkpoint before")
+        raise DataError(f"{path} is missing; remove its folder to use the previous checkpoint")
     if prefix_of(path) != expected:
-        raise DataError(f"{path} is damaged; remove that folder to use the checkpoint before")
+        raise DataError(f"{path} is damaged; remove its folder to use the previous checkpoint")
 
 
 def _surroundings(content: Mapping[str, Any]) -> Surroundings:

@@ -1,7 +1,7 @@
-"""Collects all spending on an experiment's records: of its runs, of those they replaced, of fits of new clients.
+"""Collects all spending on an experiment's records: by its runs, by replaced runs, by fits of new clients.
 
-A run says in its own charges what it has spent at most. A run that is replaced, and each fit, enters the record of
-earlier releases in the experiment's folder, a journal. Runs and records of the first version are read as they are.
+A run's own charges have the most that it has spent. Replaced runs and fits are entered into a journal in the
+experiment's folder, the record of earlier releases. Runs and records of the first version are read as they are.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from tff_pdp.training.record.charges import CHARGES_FILE, Charges, read_charges
 from tff_pdp.training.record.checkpoint_files import Saved, StoredCheckpoint, Surroundings
 
 EARLIER = "earlier_releases.jsonl"
-# The name of fits of clients that were added after training in that record.
+# Name, in that record, of fits of clients that were added after training.
 PERSONALIZE = "personalize"
-# Where a search for hyper-parameters that is not finished keeps its state, in the method's folder.
+# Folder, in the method's folder, of the state of an unfinished search for hyper-parameters.
 SEARCH = "search"
-# Where users' states are kept, in the method's folder.
+# Folder, in the method's folder, of users' states.
 STORE = "client_states"
 CHECKPOINTS = "checkpoints"
-# Why nothing is claimed of a run, where its plan does not say so by itself.
+# Reasons why nothing is claimed of a run that are not in the run's plan.
 KNOWN_SEED = "the noise follows from training.test_only_seed"
 NO_PRIVACY = "privacy is switched off"
 
@@ -40,13 +40,13 @@ class Release(NamedTuple):
     """The spending of one run, or of one fit of added clients.
 
     Attributes:
-      ledger: its own, with all that may have been spent; None without privacy.
-      non_private: why no epsilon holds for this release, whatever the ledger says; None where one does.
+      ledger: the release's own ledger, with all that may have been spent; None without privacy.
+      non_private: reason why no epsilon holds for this release, whatever the ledger says; None if one holds.
       run: name of the method, or `PERSONALIZE`.
       rounds: number of rounds that the ledger covers.
-      run_id: of the run; empty of fits, and of runs from before runs had one.
-      head: chain of the last line of the run's own record; empty where that is not known.
-      chains: of all lines of that record, by which the run's copies are told from it; empty where they are not known.
+      run_id: id of the run; empty for fits, and for runs from before runs had ids.
+      head: chain of the last line of the run's own record; empty if unknown.
+      chains: chains of all lines of that record, in which the run's copies differ; empty if unknown.
     """
 
     ledger: Ledger | None
@@ -59,23 +59,23 @@ class Release(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Numbers of rounds and of events released, neither of which a run makes smaller."""
+        """Numbers of rounds and of events released; neither ever gets smaller in a run."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
 
 def release_of(charges: Charges) -> Release:
-    """Returns all that a run has spent, as its charges have it."""
+    """Returns the release of a run: all that it has spent, by its charges."""
     own, rounds = charges.identity, charges.through_round
     return Release(charges.ledger, own.non_private, own.method, rounds, own.run_id, charges.head, charges.chains)
 
 
 def set_aside(output: Path, folder: Path) -> None:
-    """Removes a run that is to be replaced, after entering its greatest cost into the record of earlier releases.
+    """Removes a run that is to be replaced, after entering the most that it spent into the record of earlier releases.
 
     Raises:
       DataError: the old run's record cannot be read.
     """
-    # A command that was killed after the entry finds the run once more.
+    # If a command was killed after the entry, the run is found once more.
     on_record = [_line(entry) for entry in _entries(output)]
     for found in _runs_in(folder):
         if not found.run_id or _line(found) not in on_record:
@@ -98,7 +98,7 @@ def enter(output: Path, release: Release) -> None:
 
 
 def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
-    """Returns the state of the files beside a run's checkpoints, to be kept in the next one."""
+    """Returns the state of the files beside a run's checkpoints, to be kept in the next checkpoint."""
     return Surroundings(
         charges_head=journal.stored_head(folder / CHARGES_FILE),
         earlier_head=earlier_head(folder.parent),
@@ -107,16 +107,16 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 
 
 def earlier_head(output: Path) -> str:
-    """Reads the head of the record of earlier releases, which runs keep: were the record lost, that would show."""
+    """Reads the head of the record of earlier releases, which runs keep, so that a loss of the record is noticed."""
     path = output / EARLIER
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
 def all_releases(output: Path) -> list[Release]:
-    """Reads the greatest cost of every run in an experiment's folder, and of those replaced since.
+    """Reads the most that was spent by every run in an experiment's folder, replaced runs and fits included.
 
-    Each is there once, by the record that has most of it. Copies of one run that went on in different ways are there
-    each for itself, as all of them have released something.
+    Each run is there once, by its most complete record. Copies of one run that went on in different ways are there
+    separately, because each copy has released something.
 
     Raises:
       DataError: the record of earlier releases, or that of a run, cannot be read.
@@ -128,7 +128,7 @@ def all_releases(output: Path) -> list[Release]:
 
 
 def without_beginnings(records: Sequence[Release]) -> list[Release]:
-    """Leaves out records of runs of which another record of the same run has all: copies, and older ones."""
+    """Leaves out records that another record of the same run contains in full: copies, and older records."""
     kept: list[Release] = []
     for found in records:
         others = [other for other in kept if found.run_id and other.run_id == found.run_id]
@@ -140,18 +140,18 @@ def without_beginnings(records: Sequence[Release]) -> list[Release]:
 
 
 def _has_all_of(one: Release, other: Release) -> bool:
-    """Checks a record of a run for all that another one of the same run has."""
+    """Checks if a record of a run contains all of another record of the same run."""
     if one.chains and other.head:
         return other.head in one.chains
     if one.head and other.head:
-        # Both were entered by an earlier version: where they differ, one may have gone on in another way.
+        # Both were entered by an earlier version: if they differ, one may have gone on in another way.
         return one.head == other.head
-    # Entries of earlier versions can be compared by nothing else: ledgers only grow.
+    # Entries of earlier versions can be compared by size alone: ledgers only grow.
     return not other.chains and is_as_large(one.size, other.size)
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:
-    """Says why no epsilon holds for all of these releases together, if so; otherwise an empty text."""
+    """Returns the reason why no epsilon holds for these releases together; empty if one holds."""
     for release in releases:
         if release.non_private:
             return f"a run on record ({release.run}) has no bound: {release.non_private}"
@@ -177,7 +177,7 @@ def _entries(output: Path) -> list[Release]:
             own = line["run"], line["rounds"], line["run_id"], line.get("head", ""), tuple(line.get("chains", ()))
             found.append(Release(ledger, line["non_private"], *own))
         except (KeyError, TypeError, ConfigError) as error:
-            raise DataError(f"{path}: line {number} is no release ({type(error).__name__}: {error})") from error
+            raise DataError(f"{path}: line {number} is not a release ({type(error).__name__}: {error})") from error
     return found
 
 
@@ -201,7 +201,7 @@ def _unchained(path: Path) -> Iterator[Release]:
             yield Release(Ledger.from_json(entry["ledger"]), None, entry["run"], entry["rounds"])
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             if number == len(lines):
-                return  # Cut off by a crash: what it is about is in its run's folder still, or was not begun.
+                return  # Cut off by a crash: its run is still in its folder, or had not begun.
             raise DataError(
                 f"{path}: line {number} cannot be read ({type(error).__name__}: {error}), so it is not known what was "
                 "spent; restore the file from a copy"
@@ -209,7 +209,7 @@ def _unchained(path: Path) -> Iterator[Release]:
 
 
 def _runs_in(folder: Path) -> list[Release]:
-    """Reads the run in a method's folder, with all that it may have spent; two with a search of the first version."""
+    """Reads the run in a method's folder, with all that it may have spent; two with an old search."""
     charges = read_charges(folder)
     # Files of a search that is being sealed may be gone.
     parts = (CHECKPOINTS,) if charges is not None and charges.is_sealed else (CHECKPOINTS, SEARCH)
@@ -231,22 +231,22 @@ def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
 
 
 def first_version_reason(stored: StoredCheckpoint) -> str | None:
-    """Says why nothing is claimed of a run of the first version, as far as its checkpoint tells; None where one is."""
+    """Returns the reason, if its checkpoint has one, why nothing is claimed of a run of the first version."""
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """Returns a checkpoint as `check_record` compares it: that of a search counts the runs of silos, not rounds."""
+    """Returns a checkpoint as `check_record` compares it: with 0 rounds for a search, which counts runs of silos."""
     return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
 def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
-    """Checks that a checkpoint, the run's charges and the record of earlier releases belong together, and none is cut.
+    """Checks that a checkpoint, the run's charges and the record of earlier releases belong together and are complete.
 
     Raises:
-      DataError: they do not belong together; the message names the file that has lost lines.
+      DataError: the files do not belong together; the message names the file that lacks lines.
     """
     kept, path = saved.surroundings, folder / CHARGES_FILE
     if kept is None:
@@ -254,12 +254,12 @@ def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
     _check_earlier(folder.parent, kept.earlier_head)
     if charges is None:
         if kept.charges_head != journal.GENESIS:
-            raise DataError(f"{path} is missing, which a checkpoint of the run knows: restore it from a copy")
+            raise DataError(f"{path} is missing, but a checkpoint of the run knows its lines: restore it from a copy")
         return
     if kept.charges_head not in charges.chains or saved.round_number > charges.through_round:
-        raise DataError(f"{path} has lost lines that a checkpoint of the run knows: restore it from a copy")
+        raise DataError(f"{path} lacks lines that a checkpoint of the run knows: restore it from a copy")
     if saved.run_key is not None and saved.run_key.fingerprint() != charges.identity.key_fingerprint:
-        raise DataError(f"{path} is of a run with another key than its checkpoint: restore both from a copy")
+        raise DataError(f"{path} is of a run with another key than the checkpoint's: restore both from a copy")
 
 
 def check_files(folder: Path, saved: Saved) -> None:
@@ -275,4 +275,4 @@ def check_files(folder: Path, saved: Saved) -> None:
 def _check_earlier(output: Path, head: str) -> None:
     path = output / EARLIER
     if head != journal.GENESIS and (is_unchained(path) or not journal.read(path).has_been_at(head)):
-        raise DataError(f"{path} is missing, or has lost lines that a run of the folder knows: restore it from a copy")
+        raise DataError(f"{path} is missing, or lacks lines that a run in the folder knows: restore it from a copy")

@@ -1,10 +1,11 @@
 """Seals a run: its key and its states are destroyed, its ledger and its results stay.
 
-Whoever holds a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
-all, and server states hold the seeds of the noise. A run that is done and exported needs none of them.
+Anyone who has a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
+all, and server states hold the seeds of the noise. A run that is done and exported does not need any of these.
 
-The order makes each kill harmless. The charges say `sealed` first, so that no command goes on with the run; then the
-newest checkpoint becomes one without key and arrays; then files are destroyed. Sealing again completes what was begun.
+The order of the steps makes a kill at any point harmless. The charges say `sealed` first, so that no command goes on
+with the run; then the newest checkpoint becomes one without key and arrays; then files are destroyed. Sealing again
+completes what was begun.
 """
 
 import dataclasses
@@ -36,9 +37,9 @@ class Sealed(NamedTuple):
     """Counts of a sealing.
 
     Attributes:
-      folder: of the run.
-      num_files: how many files were destroyed now; none where all had been.
-      num_bytes: their size.
+      folder: folder of the run.
+      num_files: number of files destroyed now; 0 if all were destroyed before.
+      num_bytes: size of these files together.
     """
 
     folder: Path
@@ -47,7 +48,7 @@ class Sealed(NamedTuple):
 
 
 def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
-    """Makes all checks of `seal_run`, which changes nothing before them; arguments and errors as there.
+    """Makes all checks that `seal_run` makes before it changes anything; arguments and errors as in `seal_run`.
 
     Returns:
       Whether the run has been run to its end.
@@ -74,26 +75,26 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
 
 
 def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> Sealed:
-    """Destroys the key and the states of one run, or completes that.
+    """Destroys the key and the states of one run, or completes a sealing that was interrupted.
 
-    Guarantee: when this returns, no file of the run's folder holds the key, a seed of noise, or a client's state. What
-      is on record of the run is as it was.
-    Assumes: as `tff_pdp.files.overwrite_and_remove`; nobody has copied the folder.
+    Guarantee: when this returns, no file of the run's folder holds the key, a seed of noise, or a client's state. The
+      run's record stays as it was.
+    Assumes: as in `tff_pdp.files.overwrite_and_remove`; nobody has copied the folder.
 
     Args:
-      folder: of the run.
-      planned_rounds: of the run, for runs of the first version, whose record does not say that they are closed.
-      is_unfinished_too: whether to seal a run that has not been run to its end, which then never can be.
+      folder: folder of the run.
+      planned_rounds: planned number of rounds, for runs of the first version, whose record does not say if they ended.
+      is_unfinished_too: whether to seal a run that has not been run to its end, which then can never be finished.
 
     Raises:
-      ConfigError: the run has not been run to its end, there is none, or its folder, or a part of it, is a link;
+      ConfigError: the run has not been run to its end, the folder has no run, or the folder or a part of it is a link;
         nothing was changed.
       DataError: a file of the run's record is damaged, or another process writes to the folder; nothing was changed.
-      OSError: a file cannot be written or removed; sealing again goes on.
+      OSError: a file cannot be written or removed; seal again to go on.
     """
     with only_writer(folder):
         is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
-        # To open the record mends what a kill has left of it.
+        # Opening the record repairs what a kill has left of it.
         with ChargesWriter(folder) as writer:
             if writer.charges is None or not writer.charges.is_sealed:
                 _take_over(writer, folder, is_finished=is_finished)
@@ -105,9 +106,9 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
 
 def unsealed_files(folder: Path) -> Iterator[Path]:
-    """Lists files of a run that hold its key, seeds or states, those of commands that were killed included.
+    """Yields files of a run that hold its key, seeds or states, files of killed commands included.
 
-    A sealed run has none, unless a kill interrupted the sealing.
+    A sealed run has no such files, unless a kill interrupted the sealing.
     """
     # Leftovers of a killed `discard` of runs, and of users' states, too.
     places = [folder / CHECKPOINTS, folder / SEARCH, folder / STORE, folder.with_name(f".{folder.name}.removed")]
@@ -115,25 +116,25 @@ def unsealed_files(folder: Path) -> Iterator[Path]:
     newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     kept = [path / CONTENT_FILE for path in newest]
     for place in places:
-        # A link counts as a file, whatever it leads to, and is not followed: that may be another run's.
+        # A link counts as a file, and is not followed: it may lead to another run's files.
         inside = [place] if place.is_symlink() else sorted(place.rglob("*"))
         found = (path for path in inside if path.is_symlink() or not path.is_dir())
         yield from (path for path in found if path not in kept)
 
 
 def _check_links(folder: Path) -> None:
-    """Refuses to destroy anything through a link: it may be of a run that is needed, and belong to another folder."""
+    """Refuses to destroy anything through a link: the files may belong to another folder, whose run needs them."""
     if folder.is_symlink():
         raise ConfigError(
             f"{folder} is a link, and nothing is destroyed through a link: seal {folder.resolve()}, which it leads to, "
-            "or put that in its place"
+            "or move that folder to the place of the link"
         )
-    # The run's own record among them: sealed through a link, it would be another run that says so.
+    # Also the run's own record: sealed through a link, the record of another run would say `sealed`.
     for path in [*folder.glob("*"), *unsealed_files(folder)]:
         if path.is_symlink():
             raise ConfigError(
-                f"{path} is a link: put what it leads to in its place, which then can be destroyed, or remove the "
-                "link, so that it stays"
+                f"{path} is a link: replace the link by the file or folder that it leads to, which is then "
+                "destroyed, or remove the link, so that this file or folder stays"
             )
 
 
@@ -158,7 +159,7 @@ def _take_over(writer: ChargesWriter, folder: Path, *, is_finished: bool) -> Non
 
 
 def _surroundings(folder: Path, stored: StoredCheckpoint) -> Surroundings:
-    """Returns the files beside the checkpoint: as the checkpoint has them, or, where it has none, as they are now."""
+    """Returns the state of the files beside a checkpoint, as the checkpoint has it or, if it has none, as it is now."""
     kept = stored.surroundings or Surroundings(earlier_head=earlier_head(folder.parent))
     return dataclasses.replace(kept, charges_head=journal.stored_head(folder / CHARGES_FILE))
 
@@ -166,7 +167,7 @@ def _surroundings(folder: Path, stored: StoredCheckpoint) -> Surroundings:
 def _destroyed(folder: Path) -> Sealed:
     files = list(unsealed_files(folder))
     num_bytes = 0
-    # Keys first: without them, what is left of the rest tells least.
+    # Keys first: without keys, the files that are left reveal least.
     for path in sorted(files, key=lambda one: one.name != checkpoint_files.KEY_FILE):
         num_bytes += path.stat().st_size
         overwrite_and_remove(path)

@@ -1,9 +1,10 @@
-"""Runs a search for hyper-parameters: the pivot run of all silos together, and what each repeats by itself.
+"""Runs a search for hyper-parameters: the pivot run of all silos together, and each silo's own repetitions.
 
-In a deployment the repetitions run inside each silo. The simulation computes those of all silos together, but every
-silo draws for itself how often it repeats and what it tries, and what a repetition would release goes nowhere.
+In a deployment the repetitions run inside each silo. The simulation computes the repetitions of all silos together, but
+every silo draws its own number of repetitions and its own candidates, and what a repetition would send to the server is
+discarded.
 
-`SearchState` is how far a search has come. It holds what a silo would keep for itself, and is saved as a checkpoint is.
+`SearchState` is the progress of a search. It holds what a silo would keep for itself, and is saved like a checkpoint.
 """
 
 import collections
@@ -29,11 +30,11 @@ from tff_pdp.training.run_folder import FILES_BESIDE
 
 
 class Pivot(NamedTuple):
-    """The results of the pivot run, known to each silo as far as they concern the silo.
+    """The results of the pivot run; each silo knows its own client state and the server's messages.
 
     Attributes:
-      server_states: before the first round, and after each; the server's messages follow from them.
-      client_states: every silo's, in the order of the client dataset.
+      server_states: server states before the first round and after each round; the server's messages follow from these.
+      client_states: state of every silo, in the order of the client dataset.
     """
 
     server_states: Sequence[Any]
@@ -41,7 +42,7 @@ class Pivot(NamedTuple):
 
 
 def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int]:
-    """Draws how many runs each silo makes: a secret that does not depend on any data, and the same for the same key."""
+    """Draws each silo's number of runs: a secret that depends on the run key alone, not on data."""
     return [
         search.draw_number_of_runs(run_key.generator("number of runs", client_id))
         for client_id in method.clients.client_ids
@@ -49,16 +50,16 @@ def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int
 
 
 def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> Mapping[str, float]:
-    """Draws the candidate of one silo in one of its runs, by name of the hyper-parameter."""
+    """Draws the candidate of one silo in one run: values by name of the hyper-parameter."""
     return search.draw_candidate(run, run_key.generator("hyperparameters", client_id, run))
 
 
 def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientValues, rounds: Iterable[int]) -> Pivot:
     """Trains with the method's own hyper-parameters; a method that releases nothing needs no training. Needs an engine.
 
-    Where the same run was made before, this makes it again: with the same key, it releases nothing new. Arguments are
-    those of `repeat`; `first` is the state before the first round, whose ledger has been charged already, and `rounds`
-    are numbers in order, from 1.
+    A pivot run that was made before is made again: with the same key, it releases nothing new. `first` is the state
+    before the first round, whose ledger has been charged already; `rounds` are round numbers in order, from 1; other
+    arguments are as in `repeat`.
     """
     if not search.has_pivot:
         return Pivot([first.server_state] * (method.plan.rounds + 1), first.client_states)
@@ -87,12 +88,12 @@ def repeat(
 
     Args:
       method: the method that trains.
-      search: the method's.
+      search: the method's search.
       pivot: the pivot run.
-      first_client_state: of any silo that has not taken part yet.
+      first_client_state: state of any silo before its first round.
       run_key: the run's secret.
       run: number of the repetition, from 1.
-      places: of the silos, among all.
+      places: places of these silos among all silos.
       data: every client's training examples.
 
     Returns:
@@ -124,7 +125,7 @@ def noisy_scores(
 ) -> list[float]:
     """Scores some silos' models on their own validation examples, with noise. Needs an engine.
 
-    Args are as of `repeat`; `states` are its result, and `validation` has every client's validation examples.
+    Args are as in `repeat`; `states` are the result of `repeat`; `validation` has every client's validation examples.
     """
     personal = method.process.personalise(pivot.server_states[-1], states)
     scores = []
@@ -137,24 +138,24 @@ def noisy_scores(
 
 
 def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> np.ndarray:
-    """Scores a model on each of some examples, the larger the better: float64 `[n]`; exact, not private.
+    """Scores a model on each example, higher is better: float64 `[n]`; exact, not private.
 
-    Guarantee: each is at most `bound` from zero, whatever the example and the weights.
-    Assumes: the model's output of an example does not depend on the others.
+    Guarantee: the absolute value of each score is at most `bound`, for any example and any weights.
+    Assumes: the model's output for an example does not depend on other examples.
 
     Args:
       model: the model.
-      weights: the model's.
+      weights: weights of the model.
       x: float32 `[n, *input_shape]`; n may be 0.
-      y: `[n]`.
-      bound: 1 for a classifier, which gets 1 for a correct answer. A regression gets minus its squared error, which
-        counts for at most this much.
+      y: labels, `[n]`.
+      bound: 1 for a classifier, whose score is 1 for a correct answer. The score of a regression is minus the squared
+        error, clipped to this bound.
     """
     if not len(y):
         return np.zeros(0)
     # One example changes these by little, also where models are judged by a ranking.
     name = "accuracy" if model.num_classes else "squared_error"
-    # In float64, as the bound: as a float32 it may be larger than what is accounted for.
+    # In float64, like the bound: a float32 may be larger than the bound that is accounted for.
     measured = np.asarray(model.example_metrics(weights, tf.constant(x), tf.constant(y))[name], np.float64)
     # An error that is not a number counts as the largest.
     return measured if model.num_classes else -np.where(measured < bound, measured, bound)
@@ -165,9 +166,9 @@ class Best:
     """A silo's best run so far. Nothing of its other runs is kept.
 
     Attributes:
-      client_state: after the run; None where there was no run yet.
-      score: with noise; minus infinity where there was no run yet.
-      run: its number, from 1; 0 where there was no run yet.
+      client_state: the silo's state after that run; None before the first run.
+      score: noisy score of that run; minus infinity before the first run.
+      run: number of that run, from 1; 0 before the first run.
     """
 
     client_state: Any = None
@@ -181,8 +182,8 @@ class SearchState:
 
     Attributes:
       first: the state before the first round, with the key, and with a ledger that has been charged for the search.
-      best: by silo, in the order of `first.client_ids`.
-      runs_done: how many runs every silo has made that makes so many.
+      best: best run of each silo, in the order of `first.client_ids`.
+      runs_done: number of finished runs; silos that make fewer runs have finished all of theirs.
     """
 
     first: Checkpoint
@@ -191,7 +192,7 @@ class SearchState:
 
 
 def save(folder: Path, state: SearchState) -> None:
-    """Writes the state where nobody but the owner can list it: how many runs were made is a secret."""
+    """Writes the state to a folder that only its owner can list, because the number of runs is a secret."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = dataclasses.replace(
         state.first,
@@ -212,9 +213,9 @@ def save(folder: Path, state: SearchState) -> None:
 
 
 def load(folder: Path, first: Checkpoint) -> SearchState | None:
-    """Reads the newest state in a folder of checkpoints, or returns None where there is none.
+    """Reads the newest state in a folder of checkpoints, or returns None if there is none.
 
-    `first` is a state before the first round, whose key and ledger are replaced by those of the search.
+    `first` is a state before the first round; the search's own key and ledger replace those of `first`.
 
     Raises:
       DataError: the state cannot be read.

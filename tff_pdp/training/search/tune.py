@@ -1,7 +1,7 @@
-"""Tunes by a private search for hyper-parameters, in the order it happens: charge, pivot run, repetitions, result.
+"""Runs a private search for hyper-parameters, in this order: charge, pivot run, repetitions, result.
 
-A search leaves behind a trained method like any other, with the model that each silo selected, and a ledger that has
-the cost of the search. `search_costs` compares that cost with the cost of other ways.
+The result is a trained method like any other, with the model that each silo selected, and a ledger that has the cost of
+the search. `search_costs` compares this cost with the costs of two alternatives.
 """
 
 import dataclasses
@@ -56,10 +56,10 @@ class SearchCosts:
     """Epsilons of one silo, all at its budget's delta and with the noise of its search.
 
     Attributes:
-      total: of everything on record: the statistics released before training, the pivot run and the search.
-      untuned: of one training instead, its hyper-parameters chosen in advance; None where numbers of examples are
-        noised, and the noise follows from the numbers that came out: only the budget, which `total` is then, holds.
-      fixed_grid: of a search that tries every candidate once, in place of a random number of them; None as above.
+      total: epsilon of everything on record: the statistics released before training, the pivot run and the search.
+      untuned: epsilon of one training with hyper-parameters chosen in advance; None if numbers of examples are noised:
+        the noise then follows from the noised numbers, and only the budget holds, which is then `total`.
+      fixed_grid: epsilon of a search that tries every candidate once; None as for `untuned`.
     """
 
     total: float
@@ -68,7 +68,7 @@ class SearchCosts:
 
 
 def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
-    """Computes each silo's cost of a plan's search, by client id, of the ledger after `plan.charge_search`."""
+    """Computes each silo's cost of a plan's search, by client id; `ledger` is the one after `plan.charge_search`."""
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
@@ -98,12 +98,12 @@ class TunedMethod:
 
     Attributes:
       method: the method.
-      search: its search.
-      state: as that of a trained method, with the client states that silos selected.
-      selected: by client id, `hparams` by name, and the `noisy_score`, None where a silo made no run.
-      costs: by client id; empty where nothing is claimed.
-      claim: of the selected models.
-      claim_reason: why it is no stronger.
+      search: the method's search.
+      state: final state of the method, with the client states that silos selected.
+      selected: by client id, `hparams` by name, and `noisy_score`, None if the silo made no run.
+      costs: costs of each silo, by client id; empty if nothing is claimed.
+      claim: claim for the selected models.
+      claim_reason: reason why the claim is no stronger.
     """
 
     method: Method
@@ -118,30 +118,30 @@ class TunedMethod:
 def tune(
     config: ExperimentConfig, name: str, *, resume: bool = False, overwrite: bool = False, progress: bool = True
 ) -> TunedMethod:
-    """Searches the hyper-parameters of one method of an experiment: `tuning.search`.
+    """Searches hyper-parameters of one method of an experiment, with the settings `tuning.search`.
 
     Guarantee: everything that leaves silo k, its selected model, hyper-parameters and noisy score included, is
       (epsilon_k, delta_k)-DP for one example of its training or validation split, with the ledger's epsilon_k at most
       the budget. The ledger is charged for the whole search, and stored with the key, before anything is trained.
-    Assumes: as `privacy.plans.plan.PrivacyPlan` and `privacy.plans.search.Search`. Here all silos are simulated in one
-      process. The duration of the search, the folder `search` while it runs, and the run key after it tell how often
-      silos repeated: in a deployment they would stay in the silo.
+    Assumes: as in `privacy.plans.plan.PrivacyPlan` and `privacy.plans.search.Search`. Here all silos are simulated in
+      one process. The duration of the search, the folder `search` while it runs, and the run key reveal how often silos
+      repeated: in a deployment, all three would stay in the silo.
 
     A search that was stopped and resumed ends with the same bits: the pivot run is made again from its key, which
-    releases nothing new, and every silo goes on with the best of its finished runs.
+    releases nothing new, and every silo continues from the best of its finished runs.
 
     Args:
       config: the experiment.
-      name: of the method that is searched.
-      resume: continue a search that was stopped, where there is one.
-      overwrite: start again where a run exists. The cost of the old run stays on record (`training.counted`).
-      progress: show a progress bar of the pivot run.
+      name: name of the method to search.
+      resume: whether to continue a search that was stopped, if there is one.
+      overwrite: whether to start again if a run exists; the old run's cost stays on record (`training.counted`).
+      progress: whether to show a progress bar of the pivot run.
 
     Raises:
-      ConfigError: the experiment has no search for this method, it cannot be searched, a run exists already and neither
-        `resume` nor `overwrite` is given, or its settings were others.
+      ConfigError: the experiment has no search for this method, the method cannot be searched, a run exists and neither
+        `resume` nor `overwrite` is given, or the existing run has other settings.
       BudgetError: a silo's budget cannot be met.
-      DataError, EngineError: as their parts raise.
+      DataError, EngineError: a file is damaged, or the engine fails.
     """
     check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
@@ -165,7 +165,7 @@ def tune(
         with ChargesWriter(folder) as writer:
             close_run(writer, result)
         settle(config, folder)
-        # The result is there: what the silos kept for themselves until then is not needed any more.
+        # The result is saved, so the states that silos kept for themselves are not needed any more.
         discard(folder / SEARCH)
     claim, claim_reason = claim_of_run(method, result)
     return TunedMethod(
@@ -173,7 +173,7 @@ def tune(
         search=search,
         state=result,
         selected=read_selected(folder),
-        # An epsilon beside no claim would be read as one.
+        # An epsilon without a claim would be read as a claim.
         costs=search_costs(method.plan, search, result.ledger) if result.ledger and claim != "none" else {},
         claim=claim,
         claim_reason=claim_reason,
@@ -202,20 +202,20 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
 
 
 def tune_text(summary: Mapping[str, Any]) -> str:
-    """Writes the summary for people, without each silo's selection."""
+    """Formats the summary as text, without each silo's selection."""
     count = summary["candidates"]
     words = {
         "total": "epsilon spent, the search included",
-        "untuned": "of one training with this noise, without a search",
-        "fixed_grid": f"of each of the {count} candidates once, with this noise",
+        "untuned": "epsilon of one training with this noise, without a search",
+        "fixed_grid": f"epsilon of trying each of the {count} candidates once, with this noise",
     }
     if "untuned" not in summary["epsilon"]:
-        words["total"] = "epsilon at most, the search included (the budget, which alone holds with noised counts)"
+        words["total"] = "epsilon at most, the search included (the budget: with noised counts, no smaller bound holds)"
     lines = [
         f"{summary['algorithm']}: {len(summary['selected'])} silos selected {' and '.join(summary['searched'])} among "
         f"{count} candidates, in {summary['folder']}"
     ]
-    # Numbers that JSON cannot hold are words there.
+    # The summary has words in place of numbers that JSON cannot hold.
     lines += [
         f"{words[key]}: {between([float(one['minimum']), float(one['maximum'])], upper)}"
         for key, one in summary["epsilon"].items()
@@ -226,7 +226,7 @@ def tune_text(summary: Mapping[str, Any]) -> str:
 
 
 def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
-    """Returns the result of a search that has ended already."""
+    """Returns the result of a search that has ended already; None if there is none."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     if saved is not None:
         _check_resume(method, folder, resume, saved)
@@ -255,7 +255,7 @@ def _start_or_resume(
         if first.ledger is not None:
             method.plan.charge_search(first.ledger)
         started = search_states.SearchState(first, [search_states.Best()] * len(first.client_ids))
-        # Before anything is trained: a search that is stopped has cost what it would have cost.
+        # Before anything is trained: a search that is stopped costs as much as a finished one.
         search_states.save(folder / SEARCH, started)
         enter_run(config, method, folder, writer.begun, first.ledger)
         writer.reserve(method.plan.rounds, first.ledger, arithmetic)
@@ -264,7 +264,7 @@ def _start_or_resume(
 
 
 def _choose(config: ExperimentConfig, folder: Path, choices: Mapping[str, str]) -> None:
-    """Puts on record how clients are computed from now on, before a result of it is used."""
+    """Puts on record how clients are computed from now on, before any result of this choice is used."""
     with ChargesWriter(folder) as writer:
         writer.choose(choices)
         tell_registry(config, writer.begun)
@@ -273,16 +273,16 @@ def _choose(config: ExperimentConfig, folder: Path, choices: Mapping[str, str]) 
 def _check_repeated(
     config: ExperimentConfig, method: Method, folder: Path, saved: Checkpoint, arithmetic: Mapping[str, Any]
 ) -> None:
-    """Checks that the pivot run, and runs of silos, would have the same bits again.
+    """Checks that the pivot run, and the runs of silos, would have the same bits again.
 
-    A search that was stopped before it was on record has not begun, and enters the record now.
+    A search that was stopped before it was on record is entered now, as one that has not begun.
 
     Raises:
-      ConfigError: they would not.
+      ConfigError: the bits would differ.
     """
     with ChargesWriter(folder) as writer:
         if writer.charges is None:
-            # A search of the first version, which had no record: it may have run with its draws.
+            # A search of the first version, which had no record: it may have run, with the draws of that version.
             open_run(writer, method, saved)
             writer.reserve(method.plan.rounds, saved.ledger, of_first_version(arithmetic))
         check_newest(config, folder, writer.begun)
@@ -293,8 +293,8 @@ def _check_repeated(
         if saved.ledger and not writer.begun.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
                 f"{folder}: the search was started on another processor or a GPU, with another version of this "
-                "project, or with other versions or settings of TensorFlow, and what it has released cannot be "
-                "repeated to the same bits: resume it where it was started, or give --overwrite to start again"
+                "project, or with other versions or settings of TensorFlow, so its releases cannot be repeated "
+                "to the same bits: resume it as it was started, or give --overwrite to start again"
             )
 
 
@@ -342,10 +342,10 @@ def _search(
 def _selected(
     method: Method, search: Search, run_key: RunKey, best: Sequence[search_states.Best]
 ) -> dict[str, dict[str, Any]]:
-    """Returns what each silo tells of its search. The number of its best run is not part of it."""
+    """Returns what each silo releases of its search; the number of the silo's best run stays secret."""
     selected = {}
     for place, (client_id, one) in enumerate(zip(method.clients.client_ids, best, strict=True)):
-        # By way of text: 0.1 as a float32 is 0.10000000149.
+        # Converted by way of text: 0.1 as a float32 is 0.10000000149.
         own = {name: float(str(method.hparams[name][place])) for name in search.candidates[0]}
         selected[client_id] = {
             "hparams": dict(candidate_of(search, run_key, client_id, one.run)) if one.run else own,
