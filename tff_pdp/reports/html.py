@@ -20,7 +20,7 @@ _MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes the page as `replace_text`, with missing folders, and returns the path written."""
+    """Writes the page as `replace_text` does, makes missing folders, and returns the page's path."""
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -29,9 +29,9 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
 
 
 def render_report(report: content.Report) -> str:
-    """The page as text.
+    """Returns the page as text.
 
-    Of more than a hundred users it lists the hundred that the featured method serves worst. Silos are all listed.
+    Of more than a hundred users, only the hundred that the featured method serves worst are listed; of silos, all.
     """
     # Autoescape is named outright: jinja2's guess from the file name does not know ".jinja".
     environment = jinja2.Environment(
