@@ -1,6 +1,6 @@
 """Imports TensorFlow Federated quietly, checks its version, and gives stable names to what tff_pdp uses.
 
-TFF moves its public symbols between releases. All other modules import them from here, so a new release
+TFF moves its public symbols between releases. All other modules import these from here, so a new release
 changes this file alone. Importing this module also removes the execution context that TFF installs at import:
 computations run only inside an engine (`tff_pdp.engines.running`).
 """

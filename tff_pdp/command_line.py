@@ -105,7 +105,7 @@ class Table:
     Attributes:
       prog: the program's name, for messages and help.
       about: purpose of the commands.
-      commands: by name, `module:class`, imported only when the command is named, or a table of further commands.
+      commands: `module:class` by name, imported only when the command is named, or a table of further commands.
       version: text that `--version` prints; empty for none.
     """
 

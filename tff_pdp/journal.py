@@ -142,7 +142,7 @@ class Journal:
 
     @property
     def content(self) -> Content:
-        """All lines up to now."""
+        """The content up to now."""
         return self._content
 
     def append(self, line: Mapping[str, Any]) -> str:

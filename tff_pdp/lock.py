@@ -17,8 +17,8 @@ def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Keeps all other processes from writing to a folder, until the block or this process ends.
 
     The lock is a file beside the folder, so that the folder may be replaced as a whole. The file is never removed:
-    two processes could then lock two files of one name. For a link, two files are locked: one beside the folder that
-    the link leads to, against writers under another name, and one beside the link, in case a folder replaces the link.
+    otherwise two processes could lock two files of one name. For a link, two files are locked: one beside the folder
+    that the link leads to, against writers under another name, and one beside the link, which a folder may replace.
 
     Args:
       folder: folder to lock; need not exist.

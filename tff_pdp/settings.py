@@ -276,7 +276,7 @@ def _fault_of_struct(info: types.StructType, value: Mapping[str, Any], key: str)
 
 
 def _cause(error: msgspec.ValidationError) -> str:
-    """Returns the error's text without the path, for which messages have the key."""
+    """Returns the error's text without the path; messages have the key instead."""
     return re.sub(r" - at `.*`$", "", str(error))
 
 

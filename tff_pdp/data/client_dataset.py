@@ -30,7 +30,7 @@ class ClientIndex:
 
         Args:
           extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, number of bytes and of examples.
-          first: int64 `[clients * splits + 1]`, first row of each client and split, and the number of rows.
+          first: int64 `[clients * splits + 1]`, where each client's splits begin in `extents`, and its length.
         """
         self._extents, self._first = extents, first
         examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
@@ -163,7 +163,7 @@ class ClientDataset:
         return ids
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields batches `x`, `y` of all examples of a split, each example once, in a uniformly random order.
+        """Yields batches `x`, `y`, as in `load`, of all examples of a split, each once, in a uniformly random order.
 
         Batches mix clients, which federated training never does. Use them for simulations with all data in one place:
         pretraining on public data, baselines of central training, a look at the data. Results computed from them are

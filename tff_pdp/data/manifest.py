@@ -7,7 +7,7 @@
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
   _SUCCESS                              written last; a folder without it is not a dataset. It has the sha256 of the
-                                        manifest, which has the others: `sha256sum --check _SUCCESS`
+                                        manifest, and the manifest of all other files: `sha256sum --check _SUCCESS`
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 
 @dataclasses.dataclass(frozen=True)
 class RowInfluence:
-    """The promised bound on the rows that a change of a contact graph changes: jobs prove it, privacy plans use it.
+    """The bound on the number of rows that one change of a contact graph changes; jobs prove it, privacy plans use it.
 
     Rows of such a data set are not independent: a person is in its own row and in those of its contacts. Protecting
     single rows would not protect the person.
@@ -137,7 +137,7 @@ class RecordCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything a reader or a reviewer needs to know about a client dataset, without opening its shards.
+    """The facts about a client dataset that readers and reviewers need, without opening the dataset's shards.
 
     Attributes:
       features: shape and type of one example.

@@ -5,7 +5,7 @@
                    opened: the format version, and a fingerprint of the key of the digests
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
-                   raised: what a run may spend until its end, once that has become more, or the run goes on, and the
+                   raised: the most that a run may spend until its end, once that has grown or the run goes on, and the
                      end of the run's own record
                    reserved: the end of a run's own record, before the run does what the record says
                    closed: the most that a run has spent, once it has ended or was replaced
@@ -109,7 +109,9 @@ class Registry:
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters that a run is about to spend more than was entered, and the end of the run's own record.
 
-        Guarantee and errors are as in `reserve`, so that no copy lowers the entry of a copy that goes on.
+        Guarantee: as in `reserve`, so that no copy lowers the entry of a copy that goes on.
+
+        Errors are as in `reserve`, but a run that was never entered is ignored.
 
         Args:
           run_id: id of the run.

@@ -49,7 +49,7 @@ def render_report(report: content.Report) -> str:
 
 
 def _page(report: content.Report) -> dict[str, Any]:
-    """Everything the template prints."""
+    """Returns all that the template prints."""
     rows = summary.comparison_rows(report.algorithms, report.clients, report.metric, report.baseline)
     featured = summary.featured_algorithm(report.algorithms, report.metric, report.baseline)
     return {
@@ -68,14 +68,14 @@ def _page(report: content.Report) -> dict[str, Any]:
 
 
 def _listed(report: content.Report, featured: content.AlgorithmResult | None) -> Sequence[content.ClientScores]:
-    """The clients in the table of results."""
+    """Returns the clients in the table of results."""
     if featured is None or not report.are_users or len(report.clients) <= _MOST_USERS:
         return report.clients
     return summary.worst_clients(report.clients, featured.facts.name, report.metric, _MOST_USERS)
 
 
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
-    """The figures that have something to show, each with a caption that says whether its numbers are private."""
+    """Returns the figures that have data, each with a caption that says whether its numbers are private."""
     label, words = metric_text(report.metric).label, report.words
     drawn = [
         (

@@ -207,7 +207,7 @@ def _weakest(methods: tuple[MethodFacts, ...]) -> MethodFacts:
 
 
 def _shared(macro: str, *values: Any) -> str:
-    """The text of a macro."""
+    """Returns the text of a macro."""
     return _line(getattr(_TEMPLATES.get_template("statement_shared.jinja").module, macro)(*values))
 
 

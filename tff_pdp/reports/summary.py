@@ -279,7 +279,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
 
 
 def _privacy(statement: Statement) -> dict[str, Any]:
-    """What the summary repeats of the statement."""
+    """Returns the part of the statement that the summary repeats."""
     return {
         "unit": statement.facts.unit,
         "adjacency": statement.adjacency,
@@ -306,6 +306,6 @@ def _quantiles(users: Sequence[content.ClientScores], algorithm: str) -> dict[st
 
 
 def _quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
-    """None where no user has a value."""
+    """Returns quantiles by percentage; None if no user has a value."""
     present = _present(values)
     return {f"{100 * share:g}": float(np.quantile(present, share)) for share in _QUANTILES} if present else None
