@@ -342,7 +342,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read the file \(Is a directory\)"):
         read_yaml(tmp_path)
     path.write_bytes(b"ab: \xff")
-    with pytest.raises(ConfigError, match=r"experiment\.yaml: no UTF-8 text \(byte 4\)"):
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: not UTF-8 text \(byte 4\)"):
         read_yaml(path)
     path.write_text("a: [1")
     with pytest.raises(ConfigError, match=r"experiment\.yaml: not valid YAML"):

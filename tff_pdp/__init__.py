@@ -1,6 +1,6 @@
 """tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
 
-As a library, in the order in which data flow; `serving.server` and `serving.client` serve and ask what is exported:
+The library, in the order in which data flow (`serving.server` serves what is exported, `serving.client` asks it):
 
     config = tff_pdp.load_experiment("my.yaml", {"training.rounds": 50})
     tff_pdp.prepare(config)             raw data to a client dataset
@@ -9,44 +9,44 @@ As a library, in the order in which data flow; `serving.server` and `serving.cli
     tff_pdp.evaluate(config)            test metrics; report.html and summary.json
     tff_pdp.export(config)              all personal models as one SavedModel
     tff_pdp.personalize(config, examples, options=tff_pdp.FitOptions(steps=50))    clients added to the export
-    tff_pdp.verify(Path(config.output))    whether all on disk is as it was written; epsilon computed anew
+    tff_pdp.verify(Path(config.output))    checks that all on disk is as it was written; computes epsilon
 
-Each name of `__all__` is imported when it is first asked for: `import tff_pdp` imports no TensorFlow. What a caller can
-mend is raised as a `UserError`.
+Each name of `__all__` is imported when it is first asked for: `import tff_pdp` imports no TensorFlow. Errors
+that a caller can mend are raised as `UserError`.
 
-errors: the error family that users read
-files: whole files or none
-digests: digests of files, and JSON that carries its own
+errors: the exceptions that users read
+files: writing files that are whole or absent
+digests: digests of files, and JSON with a digest of itself
 lock: one writer for each folder
 journal: lines on disk, each chained to all before it
 settings: YAML into typed values; errors that name the key
-kinds: what a section's `kind` names; settings of functions
+kinds: the class or function that a section's `kind` names, and its settings
 command_line: commands made of settings classes: options, help, exit status
-_tff: the one door to TFF
+_tff: the names of TFF that tff_pdp uses
 data: a client dataset on disk
 models: pure functions over named weights
-algorithms: what methods are made of
+algorithms: the methods and their parts
 privacy: accounting, mechanisms, plans
 processes: algorithm + model + plan to TFF computations
 engines: how a TFF computation is executed
-reports: what readers see
+reports: `report.html` and `summary.json`
 registry: all runs on the same records, over all folders
 experiment: from a file of settings to a method ready to run
-training: rounds of ledger, next, checkpoint
+training: rounds; each charges the ledger, trains, and saves a checkpoint
 personal_models: from a trained method to served models
-verification: what lies on disk, checked off line
-reproduce: published experiments beside their figures
-commands: what each command does
+verification: off-line checks of what lies on disk
+reproduce: published experiments, compared with the published figures
+commands: the class of each command
 cli: the command `tff-pdp`, with all commands
-testing: the contracts of code from outside, as functions
+testing: functions that test algorithms and other parts from outside this package
 """
 
 import os
 import sys
 import warnings
 
-# TensorFlow reads these once, when it is first imported; every module of this package is imported after this line. What
-# a user has set stays. Guarantees take for granted that a row's bits do not depend on the other rows of a matrix
+# TensorFlow reads these once, when it is first imported; every module of this package is imported after this line. A
+# value that the user has set stays. Guarantees assume that a row's bits do not depend on the other rows of a matrix
 # (docs/privacy.md). Eigen's products of stacks, which TensorFlow takes on many processors unless oneDNN is asked for,
 # break that, and so do operations that are divided among threads. Clients are computed side by side instead.
 _FOR_ROWS = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "1"}

@@ -1,8 +1,8 @@
-"""The one door to TensorFlow Federated: quiet import, version check, and stable names for what tff_pdp uses.
+"""Imports TensorFlow Federated quietly, checks its version, and gives stable names to what tff_pdp uses.
 
-TFF moves its public symbols between releases. Every other module imports them from here, so a new release is met in
-this file alone. Importing this module also takes down the execution context that TFF installs behind the caller's
-back; computations run only inside an engine (`tff_pdp.engines.running`).
+TFF moves its public symbols between releases. All other modules import these from here, so a new release
+changes this file alone. Importing this module also removes the execution context that TFF installs at import:
+computations run only inside an engine (`tff_pdp.engines.running`).
 """
 
 import gc
@@ -24,7 +24,7 @@ def check_versions(python: tuple[int, int], federated: str | None) -> None:
     """Refuses a Python (major and minor version) or a TFF (None: not installed) that this package was not built for.
 
     Raises:
-        EngineError: Naming the version found and the one required.
+        EngineError: a version is not supported; the message has the version found and the version required.
     """
     if python != SUPPORTED_PYTHON:
         raise EngineError(f"tff_pdp needs Python 3.11, not {python[0]}.{python[1]}.")
@@ -35,7 +35,7 @@ def check_versions(python: tuple[int, int], federated: str | None) -> None:
 
 
 def installed_version(distribution: str) -> str | None:
-    """The version of an installed package; None where it is not installed."""
+    """Returns the version of a package; None if the package is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -115,7 +115,7 @@ RemoteExecutor = tff.framework.RemoteExecutor
 RemoteExecutorGrpcStub = tff.framework.RemoteExecutorGrpcStub
 ExecutorGroupStub = executor_pb2_grpc.ExecutorGroupStub
 SyncContext = tff.framework.SyncContext
-# What a computation is made of; the in-process engine interprets it.
+# The parts of a computation, which the in-process engine interprets.
 Block = tff.framework.Block
 Call = tff.framework.Call
 CompiledComputation = tff.framework.CompiledComputation
@@ -136,29 +136,29 @@ set_default_context = tff.framework.set_default_context
 
 
 def at_clients(member: object) -> tff.FederatedType:
-    """The type of one value per client, from anything `to_type` accepts."""
+    """Returns the type of one value per client; `member` is anything that `to_type` accepts."""
     return tff.FederatedType(tff.to_type(member), tff.CLIENTS)
 
 
 def at_server(member: object) -> tff.FederatedType:
-    """The type of one value at the server, from anything `to_type` accepts."""
+    """Returns the type of one value at the server; `member` is anything that `to_type` accepts."""
     return tff.FederatedType(tff.to_type(member), tff.SERVER)
 
 
 def worker_binary() -> pathlib.Path:
-    """Where TFF's wheel keeps its C++ worker."""
+    """Returns the path of the C++ worker in TFF's wheel."""
     return pathlib.Path(tff.__file__).parent / "data" / "worker_binary"
 
 
-# `AsyncExecutionContext.invoke` starts again for ever where the connection fails; this is one attempt of it.
+# `AsyncExecutionContext.invoke` retries for ever if the connection fails; this function makes one attempt.
 invoke_once = inspect.unwrap(AsyncExecutionContext.invoke)
 
 
 class NoEngineContext(SyncContext):
-    """What runs a computation called outside any engine: nothing, with a message that says what to do."""
+    """The context outside any engine: refuses to run a computation, with a message that says what to do."""
 
     def invoke(self, comp: object, arg: object) -> NoReturn:
-        """Raises an EngineError, always."""
+        """Always raises an EngineError."""
         del comp, arg
         raise EngineError(
             "No engine is installed in this thread: call the computation inside "

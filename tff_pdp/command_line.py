@@ -1,4 +1,4 @@
-"""Makes commands of settings classes: options, help, one line for an error, results as text or JSON, exit status.
+"""Builds commands from settings classes: options, help, one line for an error, results as text or JSON, exit status.
 
 Fields of a `Command` are its options, with types, ranges and defaults; its docstring is its help. `argparse` parses.
 """
@@ -30,12 +30,12 @@ _Section = types.StructType | types.DataclassType
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Says how a field is written, as `Annotated[str, Option("ID")]`, where its type does not say all.
+    """Says how a field is written if its type does not say enough, as in `Annotated[str, Option("ID")]`.
 
     Attributes:
-      metavar: stands for the value in help.
-      each: for a tuple: every value needs the option's name before it, as where other words may follow.
-      choices: `module:name` of the values allowed, imported only where the command is named.
+      metavar: placeholder for the value in help.
+      each: for a tuple: whether every value needs the option's name before it, because other words may follow.
+      choices: `module:name` of the allowed values, imported only when the command is named.
     """
 
     metavar: str = ""
@@ -44,15 +44,15 @@ class Option:
 
 
 class Positional(Option):
-    """Says that a field is written without a name."""
+    """Marks a field whose value is written without the option's name."""
 
 
 class Outcome(NamedTuple):
-    """Holds the result of a command.
+    """The result of a command.
 
     Attributes:
-      text: printed for people; None where all is printed already.
-      content: printed as one JSON object instead, by `Reporting` commands with `--json`.
+      text: text printed for people; None if the command has printed all already.
+      content: content that `Reporting` commands print with `--json`, as one JSON object, instead of the text.
       status: the exit status.
     """
 
@@ -62,19 +62,19 @@ class Outcome(NamedTuple):
 
 
 class Command(Settings):
-    """Runs a task of a user: fields are options, the docstring's first line is the summary.
+    """A command: its fields are the options, its docstring's first line is the summary.
 
-    A field whose type is another `Settings` class, or a dataclass, brings the options of that class; in a union of
-    tagged classes, the field itself chooses among them. Classes that share a name share the option: the command's own
-    or else the first. Booleans are flags, those that are true by default `--no-...`; tuples take several words, and may
-    be repeated.
+    A field whose type is another `Settings` class, or a dataclass, adds the options of that class; if its type is a
+    union of tagged classes, the field is an option that chooses the class. Fields with the same name share one option,
+    described by the command's own field or else by the first. Booleans are flags, named `--no-...` if they are true by
+    default; tuples take several words, and may be repeated.
 
     Attributes:
       exactly_one: groups of fields of which exactly one must be given.
       at_most_one: groups of fields of which at most one may be given.
-      fixed: values of fields that are no options.
-      rest: the field that takes unknown flags; empty where these are errors.
-      separator: between the words of an option's name.
+      fixed: values of fields that are not options.
+      rest: name of the field that takes unknown flags; empty if unknown flags are errors.
+      separator: text between the words of an option's name.
     """
 
     exactly_one: ClassVar[tuple[tuple[str, ...], ...]] = ()
@@ -100,13 +100,13 @@ class Reporting(Command):
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Names commands.
+    """The commands of a program.
 
     Attributes:
       prog: the program's name, for messages and help.
       about: purpose of the commands.
-      commands: by name `module:class`, imported only where it is named, or a table of further commands.
-      version: printed by `--version`; empty for none.
+      commands: `module:class` by name, imported only when the command is named, or a table of further commands.
+      version: text that `--version` prints; empty for none.
     """
 
     prog: str
@@ -116,10 +116,10 @@ class Table:
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments (by default those of the process) name, and prints its result.
+    """Runs the command that the arguments (by default the process's) name, and prints the command's result.
 
-    Returns the command's exit status; 2 for a problem that the user can solve, in one line on standard error; 130 where
-    the user stopped the command.
+    Returns the command's exit status: 2 for a problem that the user can solve, told in one line on standard error; 130
+    if the user stopped the command.
 
     Raises:
       SystemExit: with status 0, for `--help` and `--version`.
@@ -262,7 +262,7 @@ class _Field:
         return flag
 
     def typed(self, flag: str, given: Any) -> Any:
-        """Converts the words of the option to its type; raises ConfigError for others than it takes."""
+        """Converts the words of the option to its type; raises ConfigError for words that do not fit."""
         if self.how.choices and given not in (known := _imported(self.how.choices)):
             raise ConfigError(f"unknown {flag} {given!r}; {did_you_mean(given, known)}")
         try:

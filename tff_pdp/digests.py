@@ -1,4 +1,4 @@
-"""Digests of files: JSON files and lines that carry their own, and what was in a file up to some byte."""
+"""Computes digests: of JSON files and lines, which contain their own digest, and of the first bytes of a file."""
 
 import hashlib
 import json
@@ -16,25 +16,25 @@ class Prefix(NamedTuple):
     """The beginning of a file.
 
     Attributes:
-      num_bytes: how long it is.
-      sha256: of these bytes, hexadecimal.
+      num_bytes: number of bytes of the beginning.
+      sha256: SHA-256 of these bytes, hexadecimal.
     """
 
     num_bytes: int
     sha256: str
 
     def check(self, path: Path) -> None:
-        """Checks that a file begins so.
+        """Checks that a file begins with the same bytes.
 
         Raises:
-          DataError: it does not, or is missing.
+          DataError: the file begins with other bytes, or is missing.
         """
         if prefix_of(path, self.num_bytes) != self:
             raise DataError(f"{path} is damaged or missing: restore it from a copy")
 
 
 def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
-    """The first bytes of a file, by default all of them; none of a file that is missing."""
+    """Returns the size and digest of a file's first bytes, by default all; a missing file counts as empty."""
     digest, left = hashlib.sha256(), num_bytes
     if not path.is_file():
         return Prefix(0, digest.hexdigest())
@@ -48,13 +48,13 @@ def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with a digest of itself, in place of one that the content may have."""
+    """Returns the content with a digest of itself, which replaces any digest that the content has."""
     bare = {key: value for key, value in content.items() if key != _DIGEST}
     return {**bare, _DIGEST: _digest(bare)}
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """JSON text with a digest of itself, which `from_text` checks."""
+    """Returns JSON text with a digest of itself, which `from_text` checks."""
     return json.dumps(with_digest(content), indent=2) + "\n"
 
 
@@ -68,7 +68,7 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
 
     Args:
       path: the file.
-      undigested: each `format_version` of files without a digest; None of those without that either.
+      undigested: each `format_version` of files without a digest; None for files that have no version either.
 
     Raises:
       DataError: the file is missing or damaged.
@@ -82,7 +82,7 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
 
 
 def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[str, Any]:
-    """The content of what `as_text` or `as_line` gave, in UTF-8; `undigested` as of `read_json`.
+    """Returns the content of UTF-8 text that `as_text` or `as_line` wrote; `undigested` is as in `read_json`.
 
     Raises:
       ValueError: the text is damaged.
@@ -93,12 +93,12 @@ def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[s
     version = content.get("format_version")
     is_known = (version is None or isinstance(version, int)) and version in undigested
     if (_DIGEST in content or not is_known) and content.pop(_DIGEST, None) != _digest(content):
-        raise ValueError("its digest is another")
+        raise ValueError("its digest does not match")
     return content
 
 
 def as_line(content: Mapping[str, Any]) -> str:
-    """JSON text on one line with a digest of itself, which `from_text` checks."""
+    """Returns JSON text on one line with a digest of itself, which `from_text` checks."""
     return json.dumps(with_digest(content)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The one exception family a user is meant to read: each message names what is wrong, where, and what to do."""
+"""Defines the exceptions that a user is meant to read: each message says what is wrong, where, and what to do."""
 
 import errno
 import os
@@ -32,10 +32,10 @@ class ServingError(UserError):
 
 
 def sentence_for_user(error: UserError | OSError) -> str | None:
-    """Says in one line what a user can mend: a `UserError`, or what a disk refused and where.
+    """Describes in one line an error that a user can mend: a `UserError`, or what a disk refused, and for which file.
 
     Returns:
-      None for other errors of the system, whose traceback shows a fault of the program.
+      The line; None for other errors of the system, whose traceback shows a fault of the program.
     """
     if isinstance(error, UserError):
         return str(error)

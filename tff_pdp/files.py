@@ -1,6 +1,6 @@
-"""Writes files that are whole or not there, also where two processes try at once, and flushes what a promise rests on.
+"""Writes files that are whole or absent, even if two processes write at once.
 
-A file is replaced in one move. It is flushed where a power cut must not undo a promise.
+A file is replaced in one move. Content that must outlast a power cut is flushed to disk before.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _ATTEMPT = re.compile(r"\.[0-9a-f]{32}$")
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Opens a file for writing under a name of its own and gives it its name at the end, unless there was an error.
+    """Opens a temporary file for writing, which is renamed to `path` at the end, unless there was an error.
 
-    `is_durable` says whether its content survives a power cut once it has its name.
+    If `is_durable`, the content survives a power cut once the file has its name.
     """
     with replacing(path) as attempt, open(attempt, "wb") as file:
         yield file
@@ -30,12 +30,12 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def is_attempt(path: Path) -> bool:
-    """Whether a file is what a killed writer left of one."""
+    """Checks if a file is an unfinished one that a killed writer left."""
     return bool(_ATTEMPT.search(path.name))
 
 
 def remove_attempts(folder: Path, name: str = "") -> None:
-    """Removes what killed writers have left in a folder, or of one file; the caller alone writes there now."""
+    """Removes unfinished files that killed writers left in a folder, or of one file; nobody else may be writing."""
     for path in folder.glob(f"{glob.escape(name)}*"):
         if is_attempt(path):
             path.unlink()
@@ -49,7 +49,7 @@ def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to instead of `path`: what lies there replaces it, in one move, when the block ends well."""
+    """Yields a temporary path to write to; its file replaces `path` in one move, if the block ends without an error."""
     attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with naming(path):
@@ -68,7 +68,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes errors of the system name a file: those of writing and flushing, such as on a full disk, do not."""
+    """Makes errors of the system name a file: errors of writing and flushing, as on a full disk, name none."""
     try:
         yield
     except OSError as error:
@@ -78,10 +78,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder and all in it. A process that is killed leaves it whole, or out of the way under another name.
+    """Removes a folder and all in it. A process that is killed leaves the folder whole, or moved to another name.
 
-    What an earlier call left behind under that name is removed as well. Of a link, the link goes: what it leads to is
-    not this folder's, and stays.
+    What an earlier call left under that other name is removed as well. If the folder is a link, only the link is
+    removed: the folder that it leads to stays.
     """
     moved = folder.with_name(f".{folder.name}.removed")
     remove_tree(moved, ignore_errors=True)
@@ -93,7 +93,7 @@ def discard(folder: Path) -> None:
 
 
 def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
-    """Removes a folder and all in it, or a link without what it leads to."""
+    """Removes a folder and all in it, or a link without the folder that it leads to."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -101,12 +101,12 @@ def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
 
 
 def overwrite_and_remove(path: Path) -> None:
-    """Removes a file after writing random bytes over its content, which are on disk before the name goes.
+    """Overwrites a file with random bytes, waits until they are on disk, and removes the file.
 
-    A link is refused: the bytes would go to a file in another place.
+    A link is refused: the bytes would overwrite a file in another place.
 
-    Assumes: the file system writes in place. Those that copy on write, snapshots, and the spare blocks of a solid-state
-      disk may keep the old content.
+    Assumes: the file system writes in place. File systems that copy on write, snapshots, and the spare blocks of a
+      solid-state disk may keep the old content.
 
     Raises:
       OSError: the file is a link, or cannot be written or removed.
@@ -131,7 +131,7 @@ def sync(path: Path) -> None:
 
 
 def read_at(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """Reads bytes at a place of an open file; fewer only where the file ends."""
+    """Reads `nbytes` bytes at an offset of an open file; fewer only if the file ends before."""
     content = os.pread(descriptor, nbytes, offset)
     # The system returns at most 2 GiB at a time.
     while len(content) < nbytes:

@@ -1,11 +1,11 @@
-"""Lines on disk that are only ever added to, each chained to all before it, so that a damaged or missing one shows.
+"""Keeps lines on disk, each chained to all lines before it, so that a damaged or missing line is noticed.
 
-A journal is two files. `NAME.jsonl` holds one JSON object a line, with `chain`: SHA-256 over the chain of the line
+A journal is two files. `NAME.jsonl` holds one JSON object a line, with `chain`: SHA-256 of the chain of the line
 before and the line's own content. `NAME.head` holds the chain of the last line, so that a cut-off end shows as well. A
 line is flushed first and the head after it; `append` returns once both outlast a power cut.
 
-A process that dies within `append` may leave a line beyond the head, whole or torn. A torn one was never confirmed to
-anybody: readers pass over it, and the next writer cuts it off.
+A process that dies within `append` may leave a line beyond the head, whole or torn. For a torn line, `append` never
+returned: readers skip the line, and the next writer cuts it off.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ _CHAIN = "chain"
 
 
 class Content(NamedTuple):
-    """What a journal holds.
+    """The content of a journal.
 
     Attributes:
-      lines: the objects, in order, without their chains.
-      chains: what the chain is after each line, hexadecimal.
-      num_bytes: length of the file without a torn tail.
+      lines: objects of the lines, in order, without their chains.
+      chains: chain of each line, hexadecimal.
+      num_bytes: number of bytes of the file, without a torn last line.
     """
 
     lines: Sequence[Mapping[str, Any]] = ()
@@ -44,17 +44,17 @@ class Content(NamedTuple):
         return self.chains[-1] if self.chains else GENESIS
 
     def has_been_at(self, head: str) -> bool:
-        """Whether the journal once ended there: false of another one, or of one that has lost lines."""
+        """Checks if the journal once ended with this chain; false for another journal, or one that has lost lines."""
         return head == GENESIS or head in self.chains
 
 
 def head_path(path: Path) -> Path:
-    """The file that holds the chain of a journal's last line."""
+    """Returns the path of the file that holds the chain of a journal's last line."""
     return path.with_suffix(".head")
 
 
 def stored_head(path: Path) -> str:
-    """Reads the chain of the last line without the lines.
+    """Reads the chain of the last line, without reading the lines.
 
     Raises:
       DataError: the file of the head is damaged.
@@ -63,7 +63,7 @@ def stored_head(path: Path) -> str:
 
 
 def read(path: Path) -> Content:
-    """Reads a journal; one that has not been begun is empty.
+    """Reads a journal; a journal without files is empty.
 
     Raises:
       DataError: a line is damaged or missing, or the head is.
@@ -89,17 +89,17 @@ def read(path: Path) -> Content:
         num_bytes += len(stored_line) + 1
     content = Content(lines, chains, num_bytes)
     if head is None and content.chains:
-        raise DataError(f"{head_path(path)} is missing, which says where {path.name} ends; restore both from a copy")
+        raise DataError(f"{head_path(path)} is missing, so the end of {path.name} is unknown: restore both from a copy")
     if not content.has_been_at(head or GENESIS):
         raise DataError(
-            f"{path}: lines at its end are damaged or missing, among them the one that {head_path(path).name} names; "
+            f"{path}: lines at the end are damaged or missing, and so is the line that {head_path(path).name} names; "
             "restore both files from a copy"
         )
     return content
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a whole journal in place of a file that is none."""
+    """Writes a whole journal, in place of a file that is not a journal."""
     chain, stored = GENESIS, []
     for line in lines:
         chain = _chain(chain, line)
@@ -112,11 +112,11 @@ def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 class Journal:
     """A journal that is open for appending, by one process at a time; a context manager.
 
-    Others that open the same journal wait until this one is closed.
+    Other processes that open the same journal wait until this one is closed.
     """
 
     def __init__(self, path: Path):
-        """Opens `NAME.jsonl` in a folder that exists, begins the journal where there is none, and cuts off a torn tail.
+        """Opens `NAME.jsonl` in an existing folder, begins the journal if there is none, and cuts off a torn last line.
 
         Raises:
           DataError: the journal is damaged.
@@ -142,11 +142,11 @@ class Journal:
 
     @property
     def content(self) -> Content:
-        """All lines up to now."""
+        """The content up to now."""
         return self._content
 
     def append(self, line: Mapping[str, Any]) -> str:
-        """Adds a line, plain data without a key `chain`, which outlasts a power cut when this returns the new head.
+        """Adds a line (plain data without a key `chain`) and returns the new head; the line then outlasts a power cut.
 
         Raises:
           OSError: the line could not be written, such as on a full disk. The journal is as before, or has the line.
@@ -169,7 +169,7 @@ class Journal:
         return chain
 
     def close(self) -> None:
-        """Lets others append."""
+        """Closes the journal, so that other processes can append."""
         for descriptor in (self._file, self._head_file):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -200,7 +200,7 @@ def _as_stored(line: Mapping[str, Any], chain: str) -> bytes:
 
 
 def _checked(stored: bytes, before: str) -> Mapping[str, Any] | None:
-    """A stored line without its chain; None unless each byte is as it was written."""
+    """Returns a stored line without its chain; None unless each byte is as it was written."""
     try:
         line = json.loads(stored)
         chain = line.pop(_CHAIN)
@@ -215,14 +215,14 @@ def _stored_head(chain: str) -> bytes:
 
 
 def _read_head(path: Path) -> str | None:
-    """The stored head; None where there is no file for it, or one that its writer left empty."""
+    """Returns the stored head; None if its file is missing, or was left empty by its writer."""
     place = head_path(path)
     stored = place.read_bytes() if place.exists() else b""
     if not stored:
         return None
     head = stored[:-1].decode("ascii", "replace")
     if len(head) != len(GENESIS) or stored != _stored_head(head):
-        raise DataError(f"{place} is damaged, which says where {path.name} ends; restore both from a copy")
+        raise DataError(f"{place} is damaged, so the end of {path.name} is unknown: restore both from a copy")
     return head
 
 

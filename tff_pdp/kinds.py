@@ -1,4 +1,4 @@
-"""Finds what a configuration names by kind, of our own or from outside, and what their functions take as settings."""
+"""Finds the class or function that a `kind` names, in this package or outside of it, and the settings that it takes."""
 
 import hashlib
 import importlib
@@ -19,19 +19,19 @@ T = TypeVar("T")
 
 
 class Kinds(Generic[T]):
-    """Finds what a section's `kind` names: one of our own, of an installed package, or `module:name`.
+    """Finds the class or function that a section's `kind` names: ours, an installed package's, or `module:name`.
 
     Args:
       key: dotted key of the kind, for error messages.
-      own: by kind, `module:name`, imported only where it is asked for.
-      group: entry points under which installed packages name theirs.
+      own: our own kinds: `module:name` by kind, imported only when asked for.
+      group: group of entry points in which installed packages name their kinds.
     """
 
     def __init__(self, key: str, own: Mapping[str, str], group: str):
         self.key, self.own, self.group = key, own, group
 
     def find(self, kind: str) -> T:
-        """Returns what a kind names.
+        """Returns the class or function that a kind names.
 
         Raises:
           ConfigError: the kind is not known, or its module cannot be imported or has no such class or function.
@@ -49,9 +49,9 @@ class Kinds(Generic[T]):
         return typing.cast(T, found)
 
     def origin(self, kind: str) -> str | None:
-        """Returns where a kind comes from: module, version and hash of its file; None for our own.
+        """Returns the origin of a kind: module, version and hash of the module's file; None for our own.
 
-        Raises ConfigError as `find`.
+        Raises ConfigError, as in `find`.
         """
         if kind in self.own:
             return None
@@ -74,11 +74,11 @@ class Kinds(Generic[T]):
 
 @cache
 def settings_of(function: Callable[..., Any], given: tuple[str, ...] = ()) -> type[Settings]:
-    """Makes the `Settings` class of a function's parameters: type and range by annotation, default, text.
+    """Builds a `Settings` class from a function's parameters: their annotations, defaults and descriptions.
 
     Args:
-      function: what will be called with the settings.
-      given: names of parameters that the caller gives, and no setting.
+      function: function that will be called with the settings.
+      given: names of parameters that the caller gives, which are not settings.
 
     Raises:
       ConfigError: a parameter has no annotation.
@@ -100,9 +100,9 @@ _ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")
 
 
 def meanings(owner: Any) -> dict[str, str]:
-    """Returns, by field, what the docstring of a class (and those it inherits from) or of a function says of it.
+    """Returns descriptions of fields, by field, from the docstring of a class (and its bases) or of a function.
 
-    That is in its section `Attributes:` or `Args:`.
+    The descriptions stand in the section `Attributes:` or `Args:`.
     """
     found: dict[str, str] = {}
     for one in reversed(inspect.getmro(owner)) if inspect.isclass(owner) else [owner]:

@@ -1,4 +1,4 @@
-"""One writer for each folder: a second command that would write there ends with a sentence.
+"""Locks a folder for one writer: a second command that would write there ends with a message.
 
 Readers take no lock.
 """
@@ -14,19 +14,19 @@ from tff_pdp.errors import DataError
 
 @contextlib.contextmanager
 def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
-    """Keeps every other process from writing to a folder until the block ends, or this process does.
+    """Keeps all other processes from writing to a folder, until the block or this process ends.
 
-    The lock is a file beside the folder, which may thus be replaced as a whole. That file stays: were it removed, two
-    processes could lock two files of one name. Of a link there are two: beside the folder that it leads to, for those
-    who write there under another name, and beside the link, for those who find a folder where the link was.
+    The lock is a file beside the folder, so that the folder may be replaced as a whole. The file is never removed:
+    otherwise two processes could lock two files of one name. For a link, two files are locked: one beside the folder
+    that the link leads to, against writers under another name, and one beside the link, which a folder may replace.
 
     Args:
-      folder: need not exist.
-      waits: for another process that writes there, in place of an error.
+      folder: folder to lock; need not exist.
+      waits: whether to wait for another process that writes there, instead of raising an error.
 
     Raises:
-      DataError: another process writes to it; the message has its number and the folder. Or the folder is a link that
-        leads to itself.
+      DataError: another process writes to the folder (the message has the process's number), or the folder is a link
+        that leads to itself.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -37,7 +37,7 @@ def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def lock_path(folder: Path) -> Path:
-    """The file that is locked for a folder; of a link, that of the folder it leads to.
+    """Returns the lock file of a folder; for a link, the lock file of the folder that the link leads to.
 
     Raises:
       DataError: the link leads to itself.

@@ -1,7 +1,7 @@
-"""Reads settings once, into typed values: YAML, with ranges beside the fields.
+"""Reads settings from YAML into typed values, and checks their ranges.
 
-A `Settings` class is a section of a configuration, or the options of a command. Its fields carry type and range, and
-its docstring explains them. Every error is one line that names the file, the key, what was found and what is allowed.
+A `Settings` class is a section of a configuration, or the options of a command. Its fields have types and ranges, and
+its docstring explains the fields. Every error is one line with the file, the key, the value and the allowed values.
 """
 
 import difflib
@@ -54,13 +54,13 @@ class _FieldsByName(msgspec.StructMeta):
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_FieldsByName):
     """Settings of one section: fields with type, range and default; unknown keys are refused.
 
-    A subclass explains its fields under `Attributes:`. Rules that join several fields stand in `__post_init__` and
-    raise a ValueError, whose text follows the section's key in the message.
+    A subclass explains its fields under `Attributes:`. Rules on several fields are in `__post_init__`, which raises
+    a ValueError; the message to the user is the section's key and the text of that error.
     """
 
 
 def settings_class(name: str, fields: Mapping[str, Any], defaults: Mapping[str, Any], base: type[S]) -> type[S]:
-    """Makes a `Settings` class that inherits from `base`, of fields with types; those with defaults may be left out."""
+    """Builds a subclass of `base` with fields of these types, by name; fields with defaults may be left out."""
     content = {"__annotations__": dict(fields), "__module__": __name__, **defaults}
     return typing.cast(type[S], new_class(name, (base,), {}, lambda namespace: namespace.update(content)))
 
@@ -68,14 +68,14 @@ def settings_class(name: str, fields: Mapping[str, Any], defaults: Mapping[str, 
 class _Yaml(yaml.SafeLoader):
     """Reads YAML by the core schema of YAML 1.2: 1e-1 is a number, yes is text.
 
-    Keys are text as they are written, as the names of silos are: 007 stays 007. A repeated key is refused, of which
-    YAML silently keeps the last: it may be a silo's budget.
+    Keys stay text as written, since names of silos may be keys: 007 stays 007. A repeated key is refused: it may be a
+    silo's budget, and YAML would silently keep the last value.
     """
 
     yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {}
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Reads a mapping; raises MarkedYAMLError where a key occurs twice or is no plain text."""
+        """Reads a mapping; raises MarkedYAMLError if a key occurs twice or is not plain text."""
         node = super().compose_mapping_node(anchor)
         keys = set()
         for key, _ in node.value:
@@ -94,7 +94,7 @@ class _Yaml(yaml.SafeLoader):
         return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
 
     def construct_integer(self, node: yaml.ScalarNode) -> int:
-        """Reads decimal digits, or 0x or 0o with theirs."""
+        """Reads a decimal, hexadecimal (0x) or octal (0o) number."""
         base = {"0x": 16, "0o": 8}.get(node.value[:2])
         return int(node.value[2:], base) if base else int(node.value)
 
@@ -118,21 +118,21 @@ def read_yaml(path: str | Path) -> Any:
     """Reads a YAML file as plain data.
 
     Raises:
-      ConfigError: the file cannot be read, is no YAML, or repeats a key.
+      ConfigError: the file cannot be read, is not YAML, or repeats a key.
     """
     try:
         return parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the file ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start})") from None
 
 
 def parse_yaml(text: str, source: str) -> Any:
     """Reads YAML as plain data; `source` begins error messages.
 
     Raises:
-      ConfigError: the text is no YAML, or repeats a key.
+      ConfigError: the text is not YAML, or repeats a key.
 
     >>> parse_yaml("{learning_rate: 3e-1, silos: {007: 1}, resume: no}", "example")
     {'learning_rate': 0.3, 'silos': {'007': 1}, 'resume': 'no'}
@@ -154,13 +154,13 @@ def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any: .
 
 
 def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
-    """Reads plain data as a `Settings` class, or as any type that one of its fields may have.
+    """Converts plain data to a `Settings` class, or to any type that a field of such a class may have.
 
     Args:
-      kind: what to read.
+      kind: class or type to convert to.
       content: mappings, lists, numbers and text, as YAML has them.
-      source: where they come from: a file, or an option of a command; error messages begin with it.
-      key: dotted key of the content in the source; empty for all of it.
+      source: source of the content, a file or an option of a command; error messages begin with it.
+      key: dotted key of the content in the source; empty if the content is the whole source.
 
     Raises:
       ConfigError: a key is unknown or missing, or a value has a wrong type or lies outside of its range.
@@ -185,7 +185,7 @@ def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
-    """Writes settings as plain data for JSON or YAML, defaults filled in."""
+    """Converts settings to plain data for JSON or YAML, with defaults filled in."""
     return msgspec.to_builtins(settings)
 
 
@@ -199,7 +199,7 @@ def join_key(key: str, name: object) -> str:
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Says which known name is close to an unknown one, or which there are.
+    """Suggests the known name that is closest to an unknown name, or lists all known names.
 
     >>> did_you_mean("clipnorm", ["clip_norm", "budgets"]), did_you_mean("x", ["clip_norm", "budgets"])
     ('did you mean clip_norm?', 'known: budgets, clip_norm')
@@ -210,7 +210,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def _first_fault(hint: Any, value: Any, key: str) -> str | None:
-    """Says what is wrong with the first value that does not suit its type; None where all is well."""
+    """Describes the first value that does not fit its type; None if all values fit."""
     bare = typing.cast(Any, hint).__origin__ if typing.get_origin(hint) is Annotated else hint
     info, inner = types.type_info(hint), typing.get_args(bare)
     if isinstance(info, types.StructType) and isinstance(value, Mapping):
@@ -240,7 +240,7 @@ def _must_be(key: str, options: Iterable[Any], value: Any) -> str:
 
 
 def _fault_of_union(options: Iterable[Any], value: Mapping[str, Any], key: str) -> str | None:
-    """As `_first_fault`, of a mapping that may be one of several classes, told apart by their tags."""
+    """Does as `_first_fault`, for a mapping that may be one of several classes, told apart by their tags."""
     infos = [types.type_info(one) for one in options]
     tagged = {str(one.tag): one for one in infos if isinstance(one, types.StructType) and one.tag_field}
     if not tagged:
@@ -276,7 +276,7 @@ def _fault_of_struct(info: types.StructType, value: Mapping[str, Any], key: str)
 
 
 def _cause(error: msgspec.ValidationError) -> str:
-    """What was wrong, without the path, which messages name by the key."""
+    """Returns the error's text without the path; messages have the key instead."""
     return re.sub(r" - at `.*`$", "", str(error))
 
 

@@ -179,8 +179,8 @@ def finite_together(summary):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (understate, "states epsilon .* of b, and the ledger adds up to"),
-        (overstate, "states epsilon .* of a, and the ledger adds up to"),
+        (understate, "states epsilon .* of b, but the ledger adds up to"),
+        (overstate, "states epsilon .* of a, but the ledger adds up to"),
         (other_delta, "states delta 1e-06 of a"),
         (another_run, "is about a run of mr_mtl that is not on record"),
         (finite_together, r"states epsilon 20 of all runs, but a run on record \(local_only\)"),
@@ -298,7 +298,7 @@ def test_an_export_that_states_less_than_its_run_spent_is_a_problem(capsys, outp
     assert status == (0 if factor == 1 else 1)
     (found,) = [(how, text) for path, how, text in findings if path == str(version)]
     assert found[0] == ("ok" if factor == 1 else "problem")
-    assert ("and the ledger adds up to" in found[1]) == (factor < 1)
+    assert ("but the ledger adds up to" in found[1]) == (factor < 1)
 
 
 def test_a_lost_or_another_key_of_ids_and_lost_statistics_are_problems(capsys, output):

@@ -62,7 +62,7 @@ def test_orders_are_uniform(tmp_path):
 
 def test_wrong_arguments_and_an_empty_split(tmp_path):
     dataset = ClientDataset.open(write_numbered(tmp_path / "clients"))
-    with pytest.raises(ConfigError, match="batch_size is 0, and must be at least 1"):
+    with pytest.raises(ConfigError, match="batch_size must be at least 1, not 0"):
         dataset.epoch("train", 0, seed=0)
     with pytest.raises(DataError, match="no split 'dev'"):
         dataset.epoch("dev", 1, seed=0)

@@ -216,5 +216,5 @@ def test_a_repeated_key_is_refused_wherever_it_stands(tmp_path, content):
 def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "experiment.yaml"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"experiment\.yaml: no UTF-8 text \(byte 0\)"):
+    with pytest.raises(ConfigError, match=r"experiment\.yaml: not UTF-8 text \(byte 0\)"):
         load_experiment(path)

@@ -91,7 +91,7 @@ def test_spending_over_the_target_and_a_ledger_composition_are_stated():
     [
         ({"sampler": "shuffle"}, "no words for a fact: .*'shuffle'"),
         ({"methods": ()}, "at least one method"),
-        ({"silos": ()}, "what each silo, or each method, cost"),
+        ({"silos": ()}, "the cost of each silo, or of each method"),
         ({"methods": (replace(samples.sample_methods()[0], claim="certain"),)}, 'unknown privacy claim "certain"'),
     ],
 )

@@ -128,5 +128,5 @@ def test_tuning_and_recorded_runs_are_priced_for_every_user():
 
 def test_methods_without_costs_are_refused():
     methods = tuple(replace(method, user_costs=None) for method in samples.sample_methods())
-    with pytest.raises(errors.ConfigError, match="what each silo, or each method, cost"):
+    with pytest.raises(errors.ConfigError, match="the cost of each silo, or of each method"):
         samples.sample_user_statement(methods=methods)

@@ -128,7 +128,7 @@ def test_the_digest_follows_what_decides_a_result_and_nothing_else(tmp_path):
         ({"epsilons": (0.0,)}, "--epsilons 0"),
         ({"seeds": 0}, "--seeds 0"),
         ({"lambdas": (-1.0,)}, "--grid -1"),
-        ({"lambdas": (1.0,), "methods": ("fed_avg",)}, "--grid is for: mr_mtl, ditto"),
+        ({"lambdas": (1.0,), "methods": ("fed_avg",)}, "--grid needs one of the methods mr_mtl, ditto"),
         ({"methods": ("centaur",)}, "--methods 'centaur' is not one of school's"),
     ],
 )

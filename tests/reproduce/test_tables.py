@@ -117,7 +117,7 @@ def test_tables_of_users_have_the_worst_decile_and_the_noise_and_name_their_own_
     # 0.027 + 0.001, twice that, and 53.92 % as published.
     assert cells == ["1", "CENTAUR", "2.80 %", "5.60 %", "1", "1", "12.5", "53.92 %", "-0.51120"]
     assert [line.split("|")[1].strip() for line in lines if "| Local" in line] == ["∞"]
-    assert "Local: nothing leaves a user; the row is that of every ε." in lines
+    assert "Local: nothing leaves a user; the row holds for every ε." in lines
     assert "Unlike the paper of DP-pFedDSU:" in lines
     assert "thesis" not in text and "silo" not in text
     small = users_report(tmp_path / "small", scale_name="small", **changes)

@@ -23,14 +23,14 @@ _COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
 class ClientIndex:
-    """Extents by client and split, as arrays: a client costs some tens of bytes for each split."""
+    """Extents (runs of records in one shard) by client and split, in some tens of bytes for each client and split."""
 
     def __init__(self, extents: np.ndarray, first: np.ndarray):
         """Wraps extents sorted by client and split.
 
         Args:
-          extents: int64 `[n, 4]`: shard by position in the manifest, first byte, bytes and examples.
-          first: int64 `[clients * splits + 1]`, the first extent of each client's splits, and the end.
+          extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, number of bytes and of examples.
+          first: int64 `[clients * splits + 1]`, where each client's splits begin in `extents`, and its length.
         """
         self._extents, self._first = extents, first
         examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
@@ -38,7 +38,7 @@ class ClientIndex:
 
     @classmethod
     def read(cls, path: Path, client_ids: Sequence[str], num_shards: int) -> "ClientIndex":
-        """Reads `index.parquet`, whose rows may come in any order; a client's extents of one split keep theirs.
+        """Reads `index.parquet`, whose rows may come in any order; extents of one client and split keep their order.
 
         Raises:
           DataError: the file is not an index of this dataset.
@@ -50,7 +50,7 @@ class ClientIndex:
         except (pyarrow.ArrowException, OSError, KeyError) as error:
             raise DataError(f"{path}: unusable index ({error!r}); prepare the data again") from error
         if ((extents[:, 0] < 0) | (extents[:, 0] >= num_shards)).any():
-            raise DataError(f"{path}: unusable index (a shard is not among the {num_shards}); prepare the data again")
+            raise DataError(f"{path}: unusable index (a shard is not one of the {num_shards}); prepare the data again")
         order = np.argsort(keys, kind="stable")
         first = np.searchsorted(keys[order], np.arange(len(client_ids) * len(SPLITS) + 1))
         return cls(extents[order], first)
@@ -77,7 +77,7 @@ def _positions(column: pyarrow.ChunkedArray, values: Sequence[str]) -> np.ndarra
 
 def _integers(column: pyarrow.ChunkedArray) -> np.ndarray:
     if column.null_count:
-        raise pyarrow.ArrowInvalid("a value is missing, or no client or split of this dataset")
+        raise pyarrow.ArrowInvalid("a value is missing, or names no client or split of this dataset")
     return column.cast(pyarrow.int64()).to_numpy()
 
 
@@ -94,12 +94,12 @@ class ClientExamples:
 
 
 class ClientDataset:
-    """A finished client dataset, as `beam_pipelines` writes it. Safe to share between threads.
+    """A finished client dataset, as `beam_pipelines` writes it. Threads may share it.
 
     Attributes:
       path: the dataset's folder.
-      manifest: its manifest: feature spec, counts, hashes, what was dropped and why.
-      client_ids: every client, sorted.
+      manifest: the dataset's manifest: feature spec, counts, hashes, what was dropped and why.
+      client_ids: ids of all clients, sorted.
     """
 
     def __init__(self, path: Path, manifest: Manifest, index: ClientIndex, identity: "_Identity"):
@@ -117,13 +117,13 @@ class ClientDataset:
 
         Args:
           path: the dataset's folder.
-          verify: also read every shard and compare its sha256 with the manifest's.
+          verify: whether to read every shard, and compare its sha256 with the manifest.
 
         Raises:
           DataError: the dataset is missing, unfinished, of another format version, or differs from its manifest.
         """
         root = Path(path)
-        # Before anything is read: nothing is believed of a folder that is replaced meanwhile.
+        # Taken before anything is read, so that a folder that is replaced meanwhile is noticed.
         identity = _identity_of(root)
         manifest = Manifest.load(root)
         for expected in (manifest.index, *(manifest.shards if verify else ())):
@@ -143,8 +143,8 @@ class ClientDataset:
         """Reads one client's examples of one split, in the dataset's order.
 
         Raises:
-          DataError: no such client or split, its records are corrupt (names file and offset), or the dataset was
-            replaced since it was opened.
+          DataError: no such client or split, a record is corrupt (names file and offset), or the dataset was replaced
+            since it was opened.
         """
         extents = self._index.extents(self._position(client_id, split), split)
         examples = ClientExamples(*read_examples(self.manifest.features, self._files, extents))
@@ -155,7 +155,7 @@ class ClientDataset:
         """Reads the ids of one client's examples of one split, in the dataset's order: `S32` `[n]`.
 
         Raises:
-          DataError: no such client or split, or its records are corrupt (names file and offset).
+          DataError: no such client or split, or a record is corrupt (names file and offset).
         """
         extents = self._index.extents(self._position(client_id, split), split)
         ids = read_example_ids(self.manifest.features, self._files, extents)
@@ -163,16 +163,16 @@ class ClientDataset:
         return ids
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Reads all examples of a split once, in a uniformly random order: pairs of `x` and `y`, as in `load`.
+        """Yields batches `x`, `y`, as in `load`, of all examples of a split, each once, in a uniformly random order.
 
-        This pools clients, which federated training never does. It is for simulations that have everyone's data in one
-        place: pretraining on public data, baselines of central training, a look at the data. Nothing made of it is
-        private.
+        Batches mix clients, which federated training never does. Use them for simulations with all data in one place:
+        pretraining on public data, baselines of central training, a look at the data. Results computed from them are
+        not private.
 
         Args:
           split: `train`, `validation` or `test`.
-          batch_size: examples in a batch; the last one may have fewer.
-          seed: decides the order.
+          batch_size: number of examples in a batch; the last batch may have fewer.
+          seed: seed of the order.
 
         Raises:
           ConfigError: `batch_size` is not positive.
@@ -185,8 +185,8 @@ class ClientDataset:
         """Checks that the folder still is the one that was opened: shards are opened when they are first read."""
         if _identity_of(self.path) != self._identity:
             raise DataError(
-                f"{self.path} was prepared anew, or removed, while it was in use: begin again with the data that are "
-                "there now"
+                f"{self.path} was prepared anew, or removed, while it was in use: begin again with the data that "
+                "are there now"
             )
 
     def _check_split(self, split: str) -> None:

@@ -1,9 +1,9 @@
-"""Writes and reads many examples at once: framed `tf.Example` records, filled in and taken apart by NumPy.
+"""Encodes and decodes many examples at once, as framed `tf.Example` records, in NumPy.
 
 A record's bytes are those of `tf.train.Example(...).SerializeToString(deterministic=True)` with the features
-`example_id` (32 hex characters), `x` and `y`. Fields of one size stand at one place in every record, so a record is a
-template in which three ranges of bytes are filled in. Only the varint of an integer label changes its size: there is a
-template for each size it can have.
+`example_id` (32 hex characters), `x` and `y`. Fields of fixed size have the same place in every record, so a record is
+a template in which three ranges of bytes are filled in. Only the varint of an integer label varies in size: there is a
+template for each possible size.
 
 Layout of the messages: tensorflow/core/example/example.proto and protobuf.dev/programming-guides/encoding.
 """
@@ -32,11 +32,11 @@ class RecordLayout:
 
     Attributes:
       template: the record, uint8 `[length]`.
-      example_id: place of the id in the record.
-      x: place of the values.
-      y: place of the label.
-      mask: uint8 `[length]`, which bits of the template are in every record: those of all bytes around the values and,
-        in the bytes of a varint, the highest bit, which says whether another byte follows.
+      example_id: range of the id's bytes in the record.
+      x: range of the bytes of the values.
+      y: range of the label's bytes.
+      mask: uint8 `[length]`, 1 for bits that are the same in every record: all bits outside of the three ranges and, in
+        the bytes of a varint, the highest bit, which says whether another byte follows.
     """
 
     template: np.ndarray
@@ -47,11 +47,11 @@ class RecordLayout:
 
     @property
     def length(self) -> int:
-        """Bytes of the record, framing included."""
+        """Number of bytes of the record, framing included."""
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Checks that all around the values of `records`, uint8 `[n, length]`, is the template's; headers aside."""
+        """Checks that `records`, uint8 `[n, length]`, equal the template outside of the values and the framing."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),
@@ -107,10 +107,10 @@ def _varint(value: int) -> bytes:
     return bytes([low | 128]) + _varint(high) if high else bytes([low])
 
 
-# Examples are encoded and decoded in parts of so many bytes: of a larger part, every step reads from memory again.
+# Bytes of the parts in which examples are encoded and decoded; in larger parts, every step would read memory again.
 _PART_BYTES = 2**19
 
-# Labels from which on a varint has one byte more.
+# The smallest labels whose varints have 2, 3, ... and 10 bytes.
 _VARINT_BOUNDS = np.array([1 << (7 * size) for size in range(1, 10)], np.uint64)
 
 
@@ -150,7 +150,7 @@ def decode_examples(
       offset: position of the buffer in that file, for error messages.
 
     Returns:
-      `x`, float32 `[n, *shape]`, bytes divided by 255, and `y` `[n]`, int64 or, for a regression, float32.
+      `x`, float32 `[n, *shape]`, stored bytes divided by 255, and `y` `[n]`, int64 or, for a regression, float32.
 
     Raises:
       DataError: a record is cut short, fails its checksum, or is laid out in another way; names the file and the
@@ -166,7 +166,7 @@ def decode_examples(
 
 
 def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0) -> np.ndarray:
-    """Decodes as `decode_examples`, but the ids: `S32` `[n]`; checks the records' headers alone."""
+    """Decodes the ids of records: `S32` `[n]`. Checks only headers; arguments and errors as in `decode_examples`."""
     starts, lengths = record_extents(features, buffer, file_name, offset)
     ids = np.zeros((len(starts), EXAMPLE_ID_SIZE), np.uint8)
     content = np.frombuffer(buffer, np.uint8)
@@ -178,9 +178,9 @@ def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, off
 def record_extents(
     features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds where the records of a buffer start, and how long they are: int64 `[n]` each. Checks their headers alone.
+    """Finds the first byte and the length of each record of a buffer: int64 `[n]` each. Checks only headers.
 
-    Arguments and errors are those of `decode_examples`.
+    Arguments and errors are as in `decode_examples`.
     """
     lengths_by_header = _lengths_by_header(features)
     length = lengths_by_header.get(buffer[: tfrecord.HEADER_SIZE], 0)
@@ -207,7 +207,7 @@ def _parts(features: FeatureSpec, num_examples: int) -> Iterator[slice]:
 
 
 def _encode_part(features: FeatureSpec, x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> bytes:
-    """Records of one or more examples, whose `x` and ids are given as bytes: uint8 `[n, size]`."""
+    """Encodes records of one or more examples, whose `x` and ids are given as bytes: uint8 `[n, size]`."""
     lengths = record_lengths(features, y)
     stops = np.cumsum(lengths)
     starts = stops - lengths

@@ -1,13 +1,13 @@
-"""Describes a client dataset on disk: names of its parts, its manifest, and the rows one person can change.
+"""Describes a client dataset on disk: names of its files, its manifest, and the rows one person can change.
 
 <dataset>/
   shards/part-00000-of-00008.tfrecord   tf.Example records by (client id, split); see the index
-  index.parquet                         client_id, split, shard, offset, nbytes, num_examples; one row for each extent,
-                                        of which a client's split has one or, in ascending order, several
+  index.parquet                         client_id, split, shard, offset, nbytes, num_examples; one row for each extent
+                                        (run of records); a client's split has one or, in ascending order, several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
-  _SUCCESS                              written last; a dataset without it is not a dataset. It has the sha256 of the
-                                        manifest, which has those of all other files: `sha256sum --check _SUCCESS`
+  _SUCCESS                              written last; a folder without it is not a dataset. It has the sha256 of the
+                                        manifest, and the manifest of all other files: `sha256sum --check _SUCCESS`
 """
 
 import dataclasses
@@ -28,19 +28,19 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 
 @dataclasses.dataclass(frozen=True)
 class RowInfluence:
-    """The promise of rows made of a contact graph: a bound that whoever makes the rows proves, and privacy plans use.
+    """The bound on the number of rows that one change of a contact graph changes; jobs prove it, privacy plans use it.
 
     Rows of such a data set are not independent: a person is in its own row and in those of its contacts. Protecting
     single rows would not protect the person.
 
     Attributes:
-      unit: of protection: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
-      adjacency: how neighbouring graphs differ: a person takes other values and other contacts (`replace_one`); is
-        there, or is as if it were not, in a row of zeros (`replace_special`); a pair's contacts are there or are not
-        (`add_or_remove_one`, of the unit `edge`).
-      num_rows: S, the most rows that differ between neighbouring graphs, the person's own included. The number of rows,
-        and which silo each belongs to, is the same in both.
-      rule: why S holds, in one line.
+      unit: unit of protection: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
+      adjacency: difference of neighbouring graphs: a person has other values and other contacts (`replace_one`); a
+        person is there, or is absent and leaves a row of zeros (`replace_special`); a pair's contacts are there, or are
+        absent (`add_or_remove_one`, for unit `edge`).
+      num_rows: S, the largest number of rows in which neighbouring graphs differ, the person's own included. The number
+        of rows, and the silo of each row, are the same in both.
+      rule: reason why S holds, in one line.
     """
 
     unit: Unit
@@ -49,10 +49,10 @@ class RowInfluence:
     rule: str
 
     def checked(self) -> "RowInfluence":
-        """Returns the promise, if it means something: a manifest is a file that can be edited.
+        """Returns the promise, if it is valid: a manifest is a file that can be edited.
 
         Raises:
-          DataError: the promise means nothing.
+          DataError: the unit, the adjacency or the number of rows is not valid.
         """
         if self.unit not in get_args(Unit) or self.adjacency not in _ADJACENCIES[self.unit]:
             raise DataError(
@@ -83,8 +83,8 @@ SUCCESS_FILE = "_SUCCESS"
 class FeatureSpec:
     """Shape and type of one example: `x` has `shape` and `x_dtype`, `y` is a scalar of `y_dtype`.
 
-    Values of `x` are stored as float32, or as bytes (`x_dtype` is `uint8`) that stand for themselves over 255; read,
-    they are float32 in both cases. Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose
+    Values of `x` are stored as float32, or as bytes (`x_dtype` is `uint8`) that readers divide by 255; readers
+    return float32 in both cases. Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose
     labels are float32.
     """
 
@@ -95,7 +95,7 @@ class FeatureSpec:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], num_classes: int, x_dtype: str = "float32") -> "FeatureSpec":
-        """Returns the types that examples of this shape, with so many classes, are stored in."""
+        """Returns the stored types of examples of this shape, with `num_classes` classes (0 for a regression)."""
         return cls(shape, num_classes, x_dtype, y_dtype="int64" if num_classes else "float32")
 
 
@@ -117,7 +117,7 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """A number of users (or clients) and of the examples they hold."""
+    """A number of users (or clients), and the number of their examples."""
 
     users: int = 0
     examples: int = 0
@@ -125,9 +125,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class RecordCounts:
-    """Counts of a table's rows: read, kept, and left out by reason; these add up.
+    """Counts of a table's rows: `kept` and `dropped` (by reason) add up to `read`.
 
-    Rows of a table that one stage hands on to the next are given, taken, and left out.
+    For a table that one stage passes to the next, `read` counts the rows passed, and `kept` the rows used.
     """
 
     read: int = 0
@@ -137,25 +137,25 @@ class RecordCounts:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything a reader or a reviewer needs to know about a client dataset, without opening its shards.
+    """The facts about a client dataset that readers and reviewers need, without opening the dataset's shards.
 
     Attributes:
       features: shape and type of one example.
-      seed: key of the split and the sharding.
-      parameters: the options that decided the content.
+      seed: seed of the split and the sharding.
+      parameters: options of the job that decided the content.
       sources: the input files.
-      config_hash: sha256 over format version, parameters and sources; equal hashes mean equal datasets.
-      read: content of the sources.
-      kept: content of the dataset.
-      dropped: the rest, by reason; `kept` and `dropped` add up to `read`.
-      num_examples: examples in each split.
-      clients: examples of each client in each split.
+      config_hash: sha256 of format version, parameters and sources; equal hashes mean equal datasets.
+      read: numbers of users and examples in the sources.
+      kept: numbers of users and examples in the dataset.
+      dropped: numbers of users and examples left out, by reason; `kept` and `dropped` add up to `read`.
+      num_examples: number of examples in each split.
+      clients: number of examples of each client in each split.
       shards: the shard files, in order; the index refers to them by position.
       index: the index file.
-      row_influence: how many rows one person can change, where rows are made of a contact graph; None where examples
+      row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
         are independent.
-      rows: counts of rows of input tables, and of rows handed on between stages, by table, where users and examples are
-        made of such.
+      rows: counts of rows by table, for input tables and tables that one stage passes to the next, if examples are made
+        of tables.
       format_version: version of this layout.
     """
 
@@ -176,7 +176,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:
-        """Writes `manifest.json` into the folder `dataset`; `mark_finished` makes it a dataset."""
+        """Writes `manifest.json` into the folder `dataset`; `mark_finished` makes the folder a dataset."""
         text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
         write_atomically(dataset / MANIFEST_FILE, [text.encode(), b"\n"])
 
@@ -185,8 +185,8 @@ class Manifest:
         """Reads the manifest of a finished dataset.
 
         Raises:
-          DataError: the folder is missing or unfinished, or its manifest is unreadable, of another version, or not the
-            one that was written. Datasets of earlier releases do not tell the last.
+          DataError: the folder is missing or unfinished, or its manifest is unreadable, of another version, or changed
+            since it was written (which shows only in datasets of this release).
         """
         if not dataset.is_dir():
             raise DataError(f"{dataset}: no such client dataset; write one with `tff-pdp prepare`")
@@ -202,7 +202,7 @@ class Manifest:
             raise DataError(f"{error.filename}: {error.strerror}; restore it or prepare the data again") from None
         if stated and stated != _checksum_line(content):
             raise DataError(
-                f"{path}: damaged, or {SUCCESS_FILE} beside it is, which states another sha256; "
+                f"{path}: damaged, or {SUCCESS_FILE} beside it is: the sha256 stated there does not match; "
                 "restore both or prepare the data again"
             )
         try:
@@ -222,9 +222,9 @@ class Manifest:
 
 
 def mark_finished(dataset: Path) -> None:
-    """Makes a folder with a manifest a dataset; a power cut afterwards takes nothing from it.
+    """Makes a folder with a manifest a finished dataset, which outlasts a power cut.
 
-    All of its files are on disk: those in its folders have been flushed by whoever wrote them.
+    Assumes: the files in its folders have been flushed to disk by their writers.
     """
     write_atomically(dataset / SUCCESS_FILE, [_checksum_line((dataset / MANIFEST_FILE).read_bytes())])
     for folder in (SHARD_FOLDER, DEAD_LETTER_FOLDER):
@@ -234,5 +234,5 @@ def mark_finished(dataset: Path) -> None:
 
 
 def _checksum_line(manifest: bytes) -> bytes:
-    """Returns the line of `sha256sum`."""
+    """Returns the line that `sha256sum` prints for a manifest."""
     return f"{hashlib.sha256(manifest).hexdigest()}  {MANIFEST_FILE}\n".encode()

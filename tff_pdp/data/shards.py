@@ -1,4 +1,4 @@
-"""Reads the examples of runs of records by positioned reads, wherever in the shards these lie."""
+"""Reads the examples of extents (runs of records in one shard) by positioned reads."""
 
 import functools
 import os
@@ -17,22 +17,22 @@ _OPEN_FILES = 128
 
 
 class ShardFiles:
-    """The shards of a dataset, of which the last used ones stay open until they or this object are no longer used.
+    """The shards of a dataset; the most recently used ones stay open.
 
-    Safe to share between threads, and with processes that are forked: reads have no position in common, and there is no
-    lock that a fork could copy while it is held.
+    Threads and forked processes may share an object: reads share no position in a file, and there is no lock that a
+    fork could copy while it is held.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]):
-        """Opens nothing yet.
+        """Names the shards, and opens none yet.
 
         Args:
-          folder: the dataset.
-          names: the shards, relative to it; they are referred to by position.
+          folder: folder of the dataset.
+          names: names of the shards, relative to the folder; a shard's number is its position in `names`.
         """
         self._folder, self._names = folder, tuple(names)
         self._paths = [str(folder / name) for name in names]
-        # Whoever reads holds the file: one that the cache drops for another thread meanwhile is closed after the read.
+        # A reader holds the file, so a file that the cache drops meanwhile is closed after the read.
         self._open = functools.lru_cache(_OPEN_FILES)(_OpenFile)
 
     def __reduce__(self):
@@ -43,7 +43,7 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, shard: int, offset: int, nbytes: int) -> bytes:
-        """Reads a range of bytes; fewer come back where the file ends.
+        """Reads a range of bytes; returns fewer if the file ends before.
 
         Raises:
           DataError: the shard cannot be read.
@@ -74,13 +74,13 @@ def read_examples(features: FeatureSpec, files: ShardFiles, extents: np.ndarray)
     Args:
       features: shape and types of an example.
       files: the shards.
-      extents: int64 `[n, 4]`: shard, first byte, bytes and number of records of each.
+      extents: int64 `[n, 4]`: shard, first byte, number of bytes and number of records of each extent.
 
     Returns:
       `x` float32 `[examples, *shape]` and `y` `[examples]`, int64 or, for a regression, float32.
 
     Raises:
-      DataError: a shard cannot be read, a record is corrupt, or an extent does not hold as many records as it should;
+      DataError: a shard cannot be read, a record is corrupt, or an extent has another number of records than stated;
         names file and byte.
     """
     content = b"".join([files.read(shard, offset, nbytes) for shard, offset, nbytes, _ in extents.tolist()])
@@ -108,7 +108,7 @@ def read_example_ids(features: FeatureSpec, files: ShardFiles, extents: np.ndarr
 
 
 def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents: np.ndarray) -> bool:
-    """Checks that each extent has given its bytes, and its number of records."""
+    """Checks that each extent had the stated number of bytes and of records."""
     if len(extents) == 0:
         return True
     nbytes, num_examples = extents[:, 2].cumsum(), extents[:, 3].cumsum()

@@ -1,4 +1,4 @@
-"""Reads all examples of a split in a uniformly random order, record by record, also of more than memory holds."""
+"""Reads all examples of a split in a uniformly random order, record by record, even if they exceed the memory."""
 
 from collections.abc import Iterator
 
@@ -13,14 +13,14 @@ from tff_pdp.errors import ConfigError
 def shuffled_epoch(
     features: FeatureSpec, files: ShardFiles, extents: np.ndarray, batch_size: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Reads the examples of extents as `ClientDataset.epoch`, in the order of one permutation; arguments as there.
+    """Yields batches of the examples of extents, as `ClientDataset.epoch` does, in the order of one permutation.
 
-    Holds 40 bytes for each example, and one batch. Where labels of 128 and more make records of different lengths, the
-    extents that may hold these are read once before the first batch, to find the records. The seed is for reproducing
-    the order, not for sampling that a privacy guarantee rests on. `extents` are as of `read_examples`.
+    Memory holds 40 bytes for each example, and one batch. Labels of 128 and more make records longer: extents that may
+    have such records are read once before the first batch, to find the records. The seed reproduces the order; do not
+    use it for sampling that a privacy guarantee relies on. `extents` are as in `read_examples`.
     """
     if batch_size < 1:
-        raise ConfigError(f"batch_size is {batch_size}, and must be at least 1")
+        raise ConfigError(f"batch_size must be at least 1, not {batch_size}")
     records = _locate_records(features, files, extents)
     order = np.random.default_rng(seed).permutation(len(records))
 

@@ -47,7 +47,7 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
 
 
 def payload_checksums(buffer: bytes, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Computes masked checksums of payloads of records that begin at `starts` and end before `stops`: uint32 `[n]`."""
+    """Computes the masked CRC-32C of each payload, uint32 `[n]`; record i is `buffer[starts[i]:stops[i]]`."""
     bounds = zip((starts + HEADER_SIZE).tolist(), (stops - FOOTER_SIZE).tolist(), strict=True)
     checksums = np.array([google_crc32c.value(buffer[start:stop]) for start, stop in bounds], np.uint32)
     return ((checksums >> 15) | (checksums << 17)) + np.uint32(0xA282EAD8)

@@ -2,19 +2,19 @@
 
 <registry>/
   registry.jsonl   a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
-                   opened: whose digests follow
+                   opened: the format version, and a fingerprint of the key of the digests
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
-                   raised: what a run may spend until its end, once that has become more, or the run goes on, and where
-                     its own record ends
-                   reserved: where a run's own record ends, before it runs what is in there
-                   closed: what a run has spent at most, once it has ended or was replaced
+                   raised: the most that a run may spend until its end, once that has grown or the run goes on, and the
+                     end of the run's own record
+                   reserved: the end of a run's own record, before the run does what the record says
+                   closed: the most that a run has spent, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. A folder that is there says itself what its run has spent so far, if its
-record has been where the registry knows the run's record to have been. One of an older copy has not, nor has that of a
-copy that went on beside the run.
+A run that was moved or deleted still counts. If a run's folder is there, its record says what the run has spent so far,
+provided that the record contains the end that the registry was last told. The record of an older copy does not contain
+that end, nor does the record of a copy that went on beside the run.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ RECORDS_FOLDER = "records"
 
 
 def default_folder() -> Path:
-    """Returns the user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
+    """Returns the folder of the user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     # A relative one would be another registry in each working directory; the XDG specification says to ignore it.
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
@@ -59,17 +59,17 @@ def default_folder() -> Path:
 class Registry:
     """The registry in a folder, which is made with the first entry.
 
-    Guarantee: what `begin`, `raise_to` and `close` are told outlasts a power cut before they return; entries of several
-      processes at once are all kept.
+    Guarantee: the entries that `begin`, `raise_to` and `close` make outlast a power cut once these return; entries that
+      several processes make at once are all kept.
     """
 
     def __init__(self, folder: str | Path | None = None):
-        """Names the folder; None for the user's own."""
+        """Sets the folder; None for that of the user's own registry."""
         self.folder = default_folder() if folder is None else Path(folder)
 
     @property
     def path(self) -> Path:
-        """The journal."""
+        """Path of the journal."""
         return self.folder / JOURNAL_FILE
 
     def begin(
@@ -85,9 +85,9 @@ class Registry:
         rounds: int,
         includes: str = "",
     ) -> None:
-        """Enters a run that is about to release something; one that is entered already stays as it is.
+        """Enters a run that is about to release something; a run that is entered already is not changed.
 
-        Args are the attributes of `Entry`; `ledger` and `rounds` are all that the run may spend until its end.
+        Args are as in `Entry`; `ledger` and `rounds` are the most that the run may spend until its end.
 
         Raises:
           DataError: the registry is damaged.
@@ -107,15 +107,17 @@ class Registry:
         )
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters that a run is about to spend more than was entered, and where its own record ends.
+        """Enters that a run is about to spend more than was entered, and the end of the run's own record.
 
-        Guarantee: as of `reserve`, and with its errors. So no copy lowers the entry of one that goes on.
+        Guarantee: as in `reserve`, so that no copy lowers the entry of a copy that goes on.
+
+        Errors are as in `reserve`, but a run that was never entered is ignored.
 
         Args:
-          run_id: of the run.
-          chains: of the lines of its record.
-          rounds: number of rounds the run may have made at its end.
-          ledger: all that the run may spend until then; None without privacy.
+          run_id: id of the run.
+          chains: chains of the lines of the run's record.
+          rounds: number of rounds that the run may have made at its end.
+          ledger: all that the run may spend until its end; None without privacy.
         """
         planned = Cost.of(ledger, rounds)
 
@@ -126,15 +128,15 @@ class Registry:
         self._add(run_id, {"kind": "raised", **planned.fields, "head": chains[-1]}, unless=is_known)
 
     def reserve(self, run_id: str, chains: Sequence[str]) -> None:
-        """Enters where the record of a run that is about to go on ends: whatever the run does next is in there.
+        """Enters the end of the record of a run that is about to go on; all that the run does next is in that record.
 
-        Guarantee: of several copies of a run one goes on, or all do the same: where this returns, the record of any
-          other goes on from this one, or is refused.
+        Guarantee: of several copies of a run only one goes on, or all do the same: once this returns, a copy whose
+          record does not contain this end is refused.
 
         Raises:
-          DataError: a copy of the run has gone on in another way, or the registry does not have the run, such as where
-            it was removed meanwhile; or as `begin`.
-          OSError: as `begin`.
+          DataError: a copy of the run has gone on in another way, or the registry does not have the run, for example
+            because the registry was removed meanwhile; or as in `begin`.
+          OSError: as in `begin`.
         """
 
         def is_known(entry: Entry) -> bool:
@@ -143,19 +145,19 @@ class Registry:
 
         if not self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known):
             raise DataError(
-                f"{self.folder} does not have the run that is about to go on, which was entered there: restore it from "
-                "a copy, or go on with --resume, which enters the run again"
+                f"{self.folder} does not have the run that is about to go on: restore the folder from a copy, or go on "
+                "with --resume, which enters the run again"
             )
 
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters the most that a run has spent, once it has ended or is about to be removed.
 
-        Guarantee: a copy of a run that does not have all that the run has done is not believed. Where its record ends
-          as the run's own has at some time, nothing is entered; where it went on in another way, such as under another
-          registry, it is entered beside the run.
+        Guarantee: a copy of a run that lacks some of what the run has done does not close the run's entry. If the
+          copy's record ends where the run's own once ended, nothing is entered; if the copy went on in another way, as
+          under another registry, the copy is entered beside the run.
 
-        Arguments are those of `raise_to`, but of rounds that may have been run; a run that was never entered is left
-        alone. Errors are those of `begin`.
+        Arguments are as in `raise_to`, but for the rounds that may have been run by now; a run that was never entered
+        is ignored. Errors are as in `begin`.
         """
         spent, other = Cost.of(ledger, rounds), self.find(run_id)
         if other is not None and not other.is_in(chains, spent.size):
@@ -179,11 +181,11 @@ class Registry:
         return list(read_entries(self.path, read(self.path).lines).values())
 
     def find(self, run_id: str) -> Entry | None:
-        """Returns the entry of a run; None where there is none. Raises DataError as `entries`."""
+        """Returns the entry of a run; None where there is none. Raises DataError, as in `entries`."""
         return read_entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
-        """Keeps digests of a data set's records, unless they are kept already, and returns their name.
+        """Stores digests of a data set's records, unless they are stored already, and returns the name of their file.
 
         Raises:
           DataError: the registry or the data set is damaged.
@@ -196,11 +198,11 @@ class Registry:
         return name
 
     def keep_clients(self, dataset: ClientDataset, client_ids: Sequence[str]) -> str:
-        """Keeps digests of some clients' training records, as `keep_dataset` those of all, and returns their name."""
+        """Stores digests of some clients' training records, as `keep_dataset` does; returns the name of their file."""
         return self._keep_examples(lambda key: records_of_clients(key, dataset, client_ids, ("train",)))
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
-        """Keeps digests of examples, float32 `[n, ...]` of each client, as `keep_dataset`, and returns their name."""
+        """Stores digests of examples, float32 `[n, ...]` of each client; otherwise as `keep_dataset`."""
         return self._keep_examples(lambda key: records_of_examples(key, client_ids, features))
 
     def _keep_examples(self, make: Callable[[RecordKey], Records]) -> str:
@@ -212,7 +214,7 @@ class Registry:
         return name
 
     def records(self, name: str) -> Records:
-        """Reads kept digests.
+        """Reads digests by the name of their file.
 
         Raises:
           DataError: the file is missing or damaged.
@@ -231,7 +233,7 @@ class Registry:
         """Reads the secret that digests are made with.
 
         Raises:
-          DataError: it is missing, or not the one that the registry began with.
+          DataError: the secret is missing, or not the one that the registry began with.
         """
         path, lines = self.folder / KEY_FILE, read(self.path).lines
         try:
@@ -261,8 +263,8 @@ class Registry:
             yield journal
 
     def _add(self, run_id: str, line: Mapping[str, Any], unless: Callable[[Entry], bool]) -> bool:
-        """Adds a line about a run, unless it says nothing new; whether there is such a run."""
-        # Where the head alone is left, to open the journal says so.
+        """Adds a line about a run, unless the line says nothing new; returns whether the run is entered."""
+        # If only the head is left, opening the journal raises an error.
         if not self.path.exists() and not head_path(self.path).exists():
             return False
         with self._open() as journal:

@@ -1,4 +1,4 @@
-"""Entries of the registry: what a run may have spent, and how lines of the journal make an entry."""
+"""Defines entries of the registry (what a run may have spent), and makes them from lines of the journal."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class Cost:
 
     Attributes:
       text: the ledger as text; None without privacy.
-      rounds: number of rounds the ledger covers; 0 of a run that has released nothing.
+      rounds: number of rounds that the ledger covers; 0 for a run that has released nothing.
     """
 
     text: str | None
@@ -32,17 +32,17 @@ class Cost:
 
     @classmethod
     def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
-        """Returns the cost of so many rounds."""
+        """Returns the cost of a number of rounds; `ledger` is None without privacy."""
         return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of a line of the journal."""
+        """The cost as fields of a line of the journal."""
         return {"ledger": self.text, "rounds": self.rounds}
 
     @functools.cached_property
     def size(self) -> tuple[int, int]:
-        """Numbers of rounds and of events released, neither of which a run makes smaller."""
+        """Numbers of rounds and of released events, which never become smaller as a run goes on."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
     @functools.cached_property
@@ -56,18 +56,18 @@ class Entry:
     """The registry's entry of a run, or of another release of clients' records.
 
     Attributes:
-      run_id: of the run; of a copy that went on under another registry, as of `copy_of`.
-      method: the method's name, or what else was released.
-      folder: of the run when it began, absolute.
+      run_id: id of the run; for a copy that went on under another registry, the id that `copy_of` makes.
+      method: name of the method, or of another kind of release.
+      folder: absolute path of the run's folder when the run began.
       records: name of the file of digests.
-      record_set: the declaration of the records.
-      non_private: why no epsilon holds for the run, whatever the ledger says; None where one does.
+      record_set: declared name of the set of records; see `RecordSet`.
+      non_private: reason why no epsilon holds for the run, whatever the ledger says; None if an epsilon holds.
       planned: the most that the run may spend until its end.
-      includes: run id of a release that this run's ledger has in it; empty where there is none.
-      closed: the most that the run has spent, once it has ended or was replaced; None while it may go on.
-      closings: all earlier values of `closed`, as a run that was closed may go on.
-      heads: where the run's own record has been, as chains of lines; none where that is not known.
-      num_lines: how many lines that record has at least, of entries of earlier versions, which had no chains.
+      includes: run id of a release that this run's ledger includes; empty for none.
+      closed: the most that the run has spent, once it has ended or was replaced; None while the run may go on.
+      closings: all values of `closed` so far, as a run that was closed may go on.
+      heads: ends of the run's own record so far, as chains of lines; empty if not known.
+      num_lines: least number of lines of the run's own record, in entries of earlier versions, which have no chains.
     """
 
     run_id: str
@@ -85,7 +85,7 @@ class Entry:
 
     @property
     def copy_head(self) -> str:
-        """The end of the record of a copy that went on under another registry; empty of a run itself."""
+        """The end of the record of a copy that went on under another registry; empty for a run itself."""
         return self.run_id.partition(_COPY)[2]
 
     @property
@@ -95,7 +95,7 @@ class Entry:
 
     @property
     def head(self) -> str:
-        """Where the run's own record was last; `GENESIS` where that is not known."""
+        """The last known end of the run's own record, as a chain; `GENESIS` if not known."""
         return self.heads[-1] if self.heads else GENESIS
 
     @property
@@ -104,26 +104,26 @@ class Entry:
         return {"kind": "began", **{name: getattr(self, name) for name in _BEGAN}, **self.planned.fields}
 
     def copy_of(self, head: str, spent: Cost) -> "Entry":
-        """Returns the entry of a copy that went on under another registry: its id has the end of the copy's record."""
+        """Returns the entry of a copy that went on under another registry; its id has the end of the copy's record."""
         return dataclasses.replace(self, run_id=f"{self.run_id}{_COPY}{head}", planned=spent)
 
     def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Checks a record for all that the registry knows the run to have done, by the chains of the record's lines.
+        """Checks that a record, given by the chains of its lines, has all that the run is known to have done.
 
-        `size` is of the spending stated in the record, as of `Cost.size`.
+        `size` is the size of the spending that the record states, as in `Cost.size`.
         """
         return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
 
     def was_at(self, chains: Collection[str]) -> bool:
-        """Checks by the chains of a record's lines that the record covers the end of the run's own, as last entered."""
+        """Checks that a record, given by the chains of its lines, has the last entered end of the run's own record."""
         # Entries of earlier versions say only how many lines there were.
         return self.head in chains if self.heads else len(chains) >= self.num_lines
 
     def check_was_at(self, chains: Collection[str]) -> None:
-        """Checks that a run's record has been where the registry knows the run's own to have been.
+        """Checks that a record contains the last entered end of the run's own record.
 
         Raises:
-          DataError: the record has not been there.
+          DataError: the record does not contain that end.
         """
         if not self.was_at(chains):
             raise DataError(
@@ -133,8 +133,8 @@ class Entry:
 
 
 def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Compares amounts released, as of `Cost.size`: at least as many rounds, and at least as many events."""
-    # Each for itself: a copy may have gone further by fewer events.
+    """Checks that a size, as in `Cost.size`, has at least the rounds and at least the events of another."""
+    # One by one: a copy may have run more rounds with fewer events.
     return all(own >= least for own, least in zip(size, other, strict=True))
 
 
@@ -158,13 +158,13 @@ def read_entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, En
     """Reads the entries of a journal's lines, by run id.
 
     Raises:
-      DataError: the lines are no registry, or of another format version.
+      DataError: the lines are not a registry, or have another format version.
     """
     found: dict[str, Entry] = {}
     try:
         if lines and lines[0]["format_version"] != FORMAT_VERSION:
             version = lines[0]["format_version"]
-            raise DataError(f"{path} has format version {version!r}, this version reads {FORMAT_VERSION}")
+            raise DataError(f"{path} has format version {version!r}; this tff_pdp reads only {FORMAT_VERSION}")
         for line in lines:
             kind = line["kind"]
             if kind == "began":
@@ -175,5 +175,5 @@ def read_entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, En
             elif kind not in ("opened", "records"):
                 raise ValueError(f"kind {kind!r}")
     except (KeyError, TypeError, ValueError, ConfigError) as error:
-        raise DataError(f"{path} is no registry of runs ({type(error).__name__}: {error})") from error
+        raise DataError(f"{path} is not a registry of runs ({type(error).__name__}: {error})") from error
     return found

@@ -14,13 +14,13 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The records of a run in another one.
+    """The records of one run that another run has too.
 
     Attributes:
-      groups: int64 `[records]`, by record of the run, a place in `members`.
-      members: sets of the other run's clients, by place.
-      forced: by client of the run, clients of the other run that all its records count as records of.
-      is_undecided: whether the records' sameness could not be decided, so that they count as the same.
+      groups: int64 `[records]`, each record's position in `members`.
+      members: for each group, the other run's clients that have the group's records.
+      forced: for each client of the run, clients of the other run that count as having all of the client's records.
+      is_undecided: whether it is not known if records are the same, so that they count as the same.
     """
 
     groups: np.ndarray
@@ -29,19 +29,19 @@ class Match:
     is_undecided: bool
 
     def of_records(self, first: int, last: int, client: int) -> np.ndarray:
-        """Returns the groups of a client's records, or of the client where it has none: int64 `[at least 1]`."""
+        """Returns the groups of a client's records, or the client's own group if it has none: int64 `[at least 1]`."""
         if last > first:
             return self.groups[first:last]
         return np.array([self.members.index(self.forced[client])])
 
     @property
     def everyone(self) -> frozenset[int]:
-        """All clients of the other run that have any record of this one."""
+        """All clients of the other run that have any record of this run."""
         return frozenset().union(*self.members)
 
 
 def declared_sets(key: RecordKey, records: Records, declared: RecordSet) -> list[str | None]:
-    """Returns the declared name of each client's records; None where there is none."""
+    """Returns the declared set of each client's records; None where none is declared."""
     if declared is None or isinstance(declared, str):
         return [declared] * len(records.clients)
     by_client = dict(zip(key.clients(declared).tolist(), declared.values(), strict=True))
@@ -58,20 +58,20 @@ def match(
 ) -> Match:
     """Finds a run's records in another run.
 
-    Records are the same where their digests are, or where both are declared to be of one set. Where two data sets were
-    made from the same raw file in different ways, digests of the same record differ; such records count as the same,
-    unless both are declared to be of different sets.
+    Records are the same if their digests are equal, or if both are declared to be of one set. If two data sets are made
+    from the same raw file in different ways, digests of the same record differ; such records count as the same, unless
+    they are declared to be of different sets.
 
     Guarantee: each record that both runs have in the same form is found.
     Assumes: the same record in different forms is declared, or the manifests name the same files of raw data.
 
     Args:
-      own: of the run.
-      other: of the other run, under the same key.
-      own_sets: declared, by client of `own`.
-      other_sets: declared, by client of `other`.
-      by_name: whether clients of one name are the same: users, and clients of one folder. Different declared sets tell
-        them apart.
+      own: records of the run.
+      other: records of the other run, under the same key.
+      own_sets: declared set, or None, of each client of `own`.
+      other_sets: declared set, or None, of each client of `other`.
+      by_name: whether clients with the same name are the same (users, and clients of one folder), unless their declared
+        sets differ.
     """
     places = {client: place for place, client in enumerate(other.clients.tolist())}
     named = [places.get(client) for client in own.clients.tolist()]

@@ -1,7 +1,7 @@
-"""Makes digests of records under a secret key: equal for equal records, and without the key they tell nothing.
+"""Computes digests of records under a secret key: equal for equal records, and of no use without the key.
 
-A record is known by its features alone, bit for bit: with another label it is the same one. A row of a contact graph is
-known by its name, which stands for a person and a window in time.
+A record is identified by its features alone, bit for bit, and not by its label. A row of a contact graph is identified
+by its name, which stands for a person and a window in time.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS, Manifest
 
 KEY_BYTES = 32
 # A file has eight bytes of digest for each record and each client. Two different records have the same digest with a
-# probability of 2**-64, and then count as one: an overlap may be found where there is none, and never the other way.
+# probability of 2**-64, and then count as one: an overlap may be found where there is none, but none is missed.
 _DIGEST = np.dtype("<u8")
-# Options of a job that decide which records there are and in which files, and not how one looks.
+# Options of a job that decide which records there are and in which files, but not the content of a record.
 _NOT_FORM = frozenset(
     {
         "exact_split",
@@ -42,23 +42,23 @@ _NOT_FORM = frozenset(
 # rotations and masks of silos follow from the seed.
 _NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
 _SEEDED = ("rotated_mnist",)
-# Kinds of raw data whose clients are made up.
+# Kinds of raw data whose clients are artificial.
 _ARTIFICIAL = ("partitioned_images", "rotated_mnist")
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """Which records a run is about: digests under one key, grouped by client.
+    """The records of a run: digests under one key, grouped by client.
 
     Attributes:
-      dataset: digest of the data set they are from; empty where they are from none.
-      form: digest of how raw data became records. Records of different forms differ where the raw data do not.
+      dataset: digest of the data set that has the records; empty for none.
+      form: digest of the way from raw data to records; in different forms, the same raw data become different records.
       sources: digests of the files of raw data.
-      are_named: whether clients' names say whose records these are; otherwise clients are artificial, and one name may
-        stand for other records in another division of the same raw data.
+      are_named: whether a client's name says whose records the client has; otherwise clients are artificial, and one
+        name may stand for other records in another division of the same raw data.
       clients: uint64 `[clients]`, digests of the clients' ids.
-      first: int64 `[clients + 1]`, the place of each client's first record, and the end.
-      digests: uint64 `[records]`.
+      first: int64 `[clients + 1]`, position of each client's first record, and the number of records.
+      digests: uint64 `[records]`, digests of the records.
     """
 
     dataset: str
@@ -70,7 +70,7 @@ class Records:
     are_named: bool = True
 
     def to_bytes(self) -> bytes:
-        """Returns the content of a file, of some eight bytes for each record."""
+        """Returns the records as content of a file, some eight bytes for each record."""
         names = ("dataset", "form", "sources", "are_named")
         header = json.dumps({name: getattr(self, name) for name in names})
         file = io.BytesIO()
@@ -85,7 +85,7 @@ class Records:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Records":
-        """Reads content that `to_bytes` returned, and that is known to be whole."""
+        """Reads content that `to_bytes` returned; the caller has checked that the content is not damaged."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             own = {name: arrays[name] for name in ("clients", "first", "digests")}
@@ -94,34 +94,34 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class RecordKey:
-    """The secret of a registry's digests: keyed BLAKE2b, of eight bytes for a record or a client.
+    """The secret key of a registry's digests: keyed BLAKE2b, eight bytes for each record or client.
 
-    Guarantee: without the key, digests tell of a record nothing but whether it equals another one.
-    Assumes: the key stays secret. A holder of the key can test whether a known record is among those of a run.
+    Guarantee: without the key, digests reveal nothing about a record but whether it equals another record.
+    Assumes: the key stays secret. A holder of the key can test whether a known record is among the records of a run.
     """
 
     secret: bytes = dataclasses.field(repr=False)
 
     def fingerprint(self) -> str:
-        """Returns 32 hexadecimal digits that tell this key from others, and nothing else of it."""
+        """Returns 32 hexadecimal digits that distinguish this key from others, and reveal nothing else of it."""
         return self._digest(b"", b"fingerprint", 16).hex()
 
     def name(self, purpose: str, content: bytes) -> str:
-        """Returns 32 hexadecimal digits that stand for a content."""
+        """Returns a digest of content for one purpose, as 32 hexadecimal digits."""
         return self._digest(content, purpose.encode(), 16).hex()
 
     def clients(self, client_ids: Iterable[str]) -> np.ndarray:
-        """Makes digests of clients' ids: uint64 `[clients]`."""
+        """Computes digests of clients' ids: uint64 `[clients]`."""
         return self._digests((client_id.encode() for client_id in client_ids), b"client")
 
     def examples(self, x: np.ndarray) -> np.ndarray:
-        """Makes digests of examples by their features, float32 `[n, ...]`: uint64 `[n]`."""
+        """Computes digests of examples from their features, float32 `[n, ...]`: uint64 `[n]`."""
         # Minus zero is zero.
         rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
         return self._digests((row.tobytes() for row in rows), b"record")
 
     def rows(self, names: np.ndarray) -> np.ndarray:
-        """Makes digests of named rows, `S32` `[n]`: uint64 `[n]`."""
+        """Computes digests of named rows, `S32` `[n]`: uint64 `[n]`."""
         return self._digests(names.tolist(), b"row")
 
     def _digests(self, contents: Iterable[bytes], purpose: bytes) -> np.ndarray:
@@ -133,18 +133,18 @@ class RecordKey:
 
 
 def name_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> str:
-    """Names the records of a data set's splits, as a registry calls them."""
+    """Returns the name that a registry gives to the records of a data set's splits."""
     manifest = (dataset.path / MANIFEST_FILE).read_bytes()
     return key.name("splits", json.dumps(sorted(splits_of(dataset, splits))).encode() + manifest)
 
 
 def splits_of(dataset: ClientDataset, splits: Sequence[str]) -> Sequence[str]:
-    """Returns the splits whose records a run on these splits is about: of a contact graph, all."""
+    """Returns the splits whose records a run on `splits` uses: for a contact graph, all splits."""
     return splits if dataset.manifest.row_influence is None else SPLITS
 
 
 def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> Records:
-    """Makes digests of a data set's records: reads all of these once.
+    """Computes digests of a data set's records; reads every record once.
 
     Raises:
       DataError: a record is corrupt.
@@ -157,7 +157,7 @@ def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[
 def records_of_clients(
     key: RecordKey, dataset: ClientDataset, client_ids: Sequence[str], splits: Sequence[str]
 ) -> Records:
-    """Makes `records_of_dataset` of some clients of a data set, and of these splits alone."""
+    """Computes digests of the records of some clients in some splits; errors are as in `records_of_dataset`."""
     manifest = dataset.manifest
     is_rows = manifest.row_influence is not None
     is_seeded = is_rows or manifest.parameters.get("source") in _SEEDED
@@ -183,7 +183,7 @@ def records_of_clients(
 
 
 def _raw_files(manifest: Manifest) -> list[str]:
-    """Lists digests of the files that a data set was made of: those a job read, and those these had been made of."""
+    """Lists digests of the files that a data set was made of: files that the job read, and their own sources."""
     own = [source.sha256 for source in manifest.sources]
     # Images in very many files have one digest of all.
     own += [manifest.parameters[name] for name in ("images_sha256",) if name in manifest.parameters]
@@ -192,7 +192,7 @@ def _raw_files(manifest: Manifest) -> list[str]:
 
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
-    """Makes digests of examples that are from no data set: `features` has float32 `[n, ...]` of each client."""
+    """Computes digests of examples that are in no data set; `features` has float32 `[n, ...]` of each client."""
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 

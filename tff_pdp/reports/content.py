@@ -1,4 +1,4 @@
-"""Defines what a report is made of."""
+"""Defines the data of a report."""
 
 import dataclasses
 import math
@@ -10,19 +10,19 @@ from tff_pdp.privacy.facts import MethodFacts
 from tff_pdp.reports.statement import Statement
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
 
-# What was spent or is promised; null in JSON where no finite epsilon holds.
+# Keys of epsilons that were spent or promised; null in JSON if no finite epsilon holds.
 _SPENT = frozenset({f"epsilon_{end}" for end in ("spent", "rdp", "pld", "at_most")})
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientScores:
-    """What one client, a silo or a user, got.
+    """The results of one client, a silo or a user.
 
     Attributes:
-      id: the client's name.
+      id: name of the client.
       num_test: number of held-out test examples.
-      personal: method name to the test metric of this client's personal model; NaN without test examples.
-      shared: method name to the test metric of the shared model on this client; `None` where there is none.
+      personal: test metric of the client's personal model, by method; NaN without test examples.
+      shared: test metric of the shared model on this client, by method; None for methods without a shared model.
     """
 
     id: str
@@ -33,17 +33,17 @@ class ClientScores:
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmResult:
-    """What one method reached over all clients, silos or users, in the report's metric.
+    """The results of one method over all clients, silos or users, in the report's metric.
 
     Attributes:
-      facts: its name, title and claim, and what it cost users.
+      facts: name, title and claim of the method, and its cost to users.
       mean: mean over clients of the personal model's test metric.
-      mean_over_examples: the same, each client weighted by its number of test examples.
-      worst_decile: mean over the worst tenth of the clients.
-      spread: standard deviation over clients.
-      shared_mean: mean over clients of the shared model's test metric; `None` where there is none.
+      mean_over_examples: the same mean, with each client weighted by its number of test examples.
+      worst_decile: mean of the personal model's test metric over the worst tenth of the clients.
+      spread: standard deviation of the personal model's test metric over clients.
+      shared_mean: mean over clients of the shared model's test metric; None without a shared model.
       history: pairs (round, mean over clients of the validation metric).
-      rounds: number of rounds trained.
+      rounds: number of trained rounds.
       seconds_per_round: mean wall-clock seconds of a round.
     """
 
@@ -60,15 +60,15 @@ class AlgorithmResult:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything a report shows.
+    """All data that a report shows.
 
     Attributes:
       title: heading of the page.
-      created: when the run ended, as text.
-      metric: what models are judged by here.
+      created: time at which the run ended, as text.
+      metric: metric that judges the models.
       algorithms: the compared methods, in the order to show them.
-      clients: one entry per silo, or user.
-      privacy: the statement.
+      clients: results of each silo, or user.
+      privacy: the privacy statement.
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
       baseline: name of the method in which each client learns alone; gains are measured against it.
@@ -91,14 +91,14 @@ class Report:
 
     @property
     def words(self) -> ClientWords:
-        """What to call clients."""
+        """The words for clients."""
         return USERS if self.are_users else SILOS
 
 
 def json_safe(value: Any) -> Any:
-    """The value with tuples as lists and with infinities and NaN as words, which every JSON reader accepts.
+    """Returns the value with tuples as lists, and infinities and NaN as words, so that every JSON reader accepts it.
 
-    A spent epsilon that is infinite is null: there is none. Budgets that are infinite were asked for, and stay words.
+    An infinite spent epsilon becomes null, as no epsilon holds. An infinite budget was asked for, and becomes a word.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))

@@ -20,7 +20,7 @@ _MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes the page as `replace_text`, with missing folders, and returns the path written."""
+    """Writes the page as `replace_text` does, makes missing folders, and returns the page's path."""
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -29,9 +29,9 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
 
 
 def render_report(report: content.Report) -> str:
-    """The page as text.
+    """Returns the page as text.
 
-    Of more than a hundred users it lists the hundred that the featured method serves worst. Silos are all listed.
+    Of more than a hundred users, only the hundred that the featured method serves worst are listed; of silos, all.
     """
     # Autoescape is named outright: jinja2's guess from the file name does not know ".jinja".
     environment = jinja2.Environment(
@@ -49,7 +49,7 @@ def render_report(report: content.Report) -> str:
 
 
 def _page(report: content.Report) -> dict[str, Any]:
-    """Everything the template prints."""
+    """Returns all that the template prints."""
     rows = summary.comparison_rows(report.algorithms, report.clients, report.metric, report.baseline)
     featured = summary.featured_algorithm(report.algorithms, report.metric, report.baseline)
     return {
@@ -68,14 +68,14 @@ def _page(report: content.Report) -> dict[str, Any]:
 
 
 def _listed(report: content.Report, featured: content.AlgorithmResult | None) -> Sequence[content.ClientScores]:
-    """The clients in the table of results."""
+    """Returns the clients in the table of results."""
     if featured is None or not report.are_users or len(report.clients) <= _MOST_USERS:
         return report.clients
     return summary.worst_clients(report.clients, featured.facts.name, report.metric, _MOST_USERS)
 
 
 def _figures(report: content.Report, featured: content.AlgorithmResult | None) -> list[dict[str, Any]]:
-    """The figures that have something to show, each with a caption that says whether its numbers are private."""
+    """Returns the figures that have data, each with a caption that says whether its numbers are private."""
     label, words = metric_text(report.metric).label, report.words
     drawn = [
         (

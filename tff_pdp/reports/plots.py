@@ -1,6 +1,6 @@
 """Draws the report's figures: learning curves, the metric per silo or user, privacy spent per silo.
 
-Each is SVG text that can stand inside an HTML page, in light and dark.
+Each figure is SVG text for use inside an HTML page, light or dark.
 """
 
 import html
@@ -47,17 +47,17 @@ _STYLE: dict[Any, Any] = {
 
 
 def style(salt: str) -> AbstractContextManager[None]:
-    """Context manager with the report's look; figures must be built and rendered inside it.
+    """Returns a context manager with the report's look; figures must be built and rendered inside it.
 
-    `salt` makes the identifiers inside the SVG repeatable, and different from those of the page's other figures.
+    `salt` makes the identifiers inside the SVG repeatable, and different from those in the page's other figures.
     """
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt})
 
 
 def render(figure: Figure, description: str) -> str:
-    """The finished figure as one `<svg>` element, without anything that refers to the outside.
+    """Renders a finished figure as one `<svg>` element without external references.
 
-    `description` is for a reader who cannot see the figure.
+    `description` is a text for readers who cannot see the figure.
     """
     buffer = io.StringIO()
     with warnings.catch_warnings():
@@ -95,7 +95,7 @@ _MOST_POINTS = 1000
 
 
 def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric, words: ClientWords = SILOS) -> str:
-    """Mean validation metric against rounds, one line per method; empty text where no method has a history."""
+    """Draws the mean validation metric against rounds, a line per method; empty text if no method has a history."""
     drawn = [algorithm for algorithm in algorithms if algorithm.history]
     if not drawn:
         return ""
@@ -129,10 +129,10 @@ def metric_figure(
     baseline: str = "local_only",
     words: ClientWords = SILOS,
 ) -> str:
-    """Test metric of every client: personal model, model learnt alone, shared model.
+    """Draws every client's test metric: of the personal model, the model learnt alone, and the shared model.
 
-    Up to 40 clients are named, sorted by the personal model, the worst at the bottom; more are shown as curves in which
-    each model's clients are sorted by that model, of at most a thousand points.
+    Up to 40 clients are named, sorted by the personal model, the worst at the bottom. More clients are shown as a curve
+    for each model, of at most a thousand points, with clients sorted by that model.
     """
     series = [("personal model", summary.personal_values(clients, algorithm.facts.name))]
     if algorithm.facts.name != baseline:
@@ -153,7 +153,7 @@ def metric_figure(
 
 
 def epsilon_figure(silos: Sequence[SiloCosts]) -> str:
-    """Privacy spent by each silo against its target; silos without a finite epsilon are left out."""
+    """Draws the privacy spent by each silo against the silo's target; silos without a finite epsilon are left out."""
     protected = sorted(
         (silo for silo in silos if math.isfinite(silo.epsilon_spent)),
         key=lambda silo: (silo.epsilon_target, silo.epsilon_spent),

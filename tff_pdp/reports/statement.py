@@ -1,7 +1,7 @@
-"""Makes privacy statements of facts: what is protected, against whom, at what cost, and what is not.
+"""Builds privacy statements from facts: what is protected, against whom, at what cost, and what is not.
 
-Sentences stand in `statement_silos.jinja`, `statement_users.jinja` and `statement_shared.jinja`. A claim and the cost
-of all runs on record are worked out here.
+The sentences are in `statement_silos.jinja`, `statement_users.jinja` and `statement_shared.jinja`. This module computes
+the claim and the cost of all runs on record.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from tff_pdp.reports.words import SILOS, USERS, between, plain, upper
 
 
 class Paragraph(NamedTuple):
-    """One subject of a statement; `text` can be read alone."""
+    """A paragraph of a statement, on one subject; `text` can be read alone."""
 
     heading: str
     text: str
 
 
 class Observer(NamedTuple):
-    """What reaches an observer, and what protects the records, or users, of others from it."""
+    """An observer: what the observer sees, and what protects others' records, or other users, from the observer."""
 
     who: str
     sees: str
@@ -35,18 +35,18 @@ class Observer(NamedTuple):
 
 
 class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the models of all compared methods cost together.
+    """The privacy cost of the models of all compared methods together.
 
     Attributes:
-      methods: how many training runs it is about.
-      in_other_folders: how many of them are.
-      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
-      claim: `none` without a finite epsilon.
-      claim_reason: one line that says why.
-      beyond_these_models: whether one run is on record, of which another computer drew more than is reported on.
-      epsilon: towards whoever sees the models of all of them; None where no bound holds.
-      delta: of epsilon.
-      source: of the figure: `ledger`, or `sum over methods`, which is always an upper bound.
+      methods: number of counted training runs.
+      in_other_folders: number of counted runs in other folders.
+      taken_for_granted: a sentence for each run of which it is not known whether it used the same records.
+      claim: claim for all runs together; `none` without a finite epsilon.
+      claim_reason: reason for the claim, in one line.
+      beyond_these_models: whether the only run on record released more, on another computer, than is reported here.
+      epsilon: epsilon towards an observer of the models of all runs; None if no bound holds.
+      delta: delta that goes with `epsilon`.
+      source: source of `epsilon`: `ledger`, or `sum over methods`, which is always an upper bound.
     """
 
     methods: int
@@ -62,18 +62,18 @@ class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 @dataclasses.dataclass(frozen=True)
 class Statement:
-    """What readers are told of privacy.
+    """The privacy statement of an experiment.
 
     Attributes:
-      claim: the weakest over the exported methods, or over all methods where none was exported; `none` where anything
-        of these was trained without noise: it must hold for every reader.
-      claim_reason: a sentence that says why.
-      facts: what it was made of.
-      composed: what all compared methods cost together.
-      adjacency: how neighbouring data sets differ.
-      protected: what has the guarantee.
-      paragraphs: to be shown in order.
-      who_sees: every kind of observer.
+      claim: weakest claim of the exported methods, or of all methods if none was exported; `none` if any of these was
+        trained without noise: the claim must hold for every reader.
+      claim_reason: reason for the claim, a sentence.
+      facts: facts that the statement was built from.
+      composed: privacy cost of all compared methods together.
+      adjacency: difference of neighbouring data sets.
+      protected: unit that has the guarantee.
+      paragraphs: paragraphs, in the order to show them.
+      who_sees: all kinds of observers.
     """
 
     claim: str
@@ -108,14 +108,14 @@ _TEMPLATES.filters.update(
 
 
 def statement(facts: SiloFacts | UserFacts) -> Statement:
-    """Makes the statement of an experiment.
+    """Builds the statement of an experiment.
 
     Raises:
-      ConfigError: there are no words for a fact, or no method, or no costs.
+      ConfigError: the templates have no words for a fact, or methods or costs are missing.
     """
     paid = len(facts.costs) == len(facts.methods) if isinstance(facts, UserFacts) else facts.silos
     if not (facts.methods and paid):
-        raise ConfigError("a privacy statement needs at least one method, and what each silo, or each method, cost")
+        raise ConfigError("a privacy statement needs at least one method, and the cost of each silo, or of each method")
     claim, reason = claim_of(facts)
     paragraphs: list[Paragraph] = []
     who_sees: list[Observer] = []
@@ -143,7 +143,7 @@ def statement(facts: SiloFacts | UserFacts) -> Statement:
 
 
 def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
-    """The claim and its reason, a sentence: the weakest of the methods that it is about, or none."""
+    """Returns the weakest claim of the covered methods, or `none` after training without noise, and a reason."""
     weakest = _weakest(facts.covered)
     if facts.bare and weakest.claim != "none":
         return "none", _shared("without_noise", facts)
@@ -152,7 +152,7 @@ def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
 
 
 def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
-    """What the models of all compared methods cost together: a claim, and where its figure comes from."""
+    """Computes what the models of all compared methods cost together: a claim, epsilon, and the source of epsilon."""
     methods, record = facts.methods, facts.on_record
     runs = record.runs or len(methods)
     about: dict[str, Any] = {
@@ -185,17 +185,17 @@ def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
 
 
 def export_text(claim: str, row_influence: RowInfluence | None, *, are_users: bool) -> str:
-    """What the files beside a served model say of personal models."""
+    """Returns the text on personal models in the files beside a served model."""
     return _shared("personal_models", claim in GUARANTEES, row_influence, are_users)
 
 
 def not_covered(*, are_users: bool, is_searched: bool = False) -> str:
-    """What the epsilon that the files beside a served model state does not cover."""
+    """Returns the text on what epsilon does not cover, in the files beside a served model."""
     return _shared("not_covered", are_users, is_searched)
 
 
 def _weakest(methods: tuple[MethodFacts, ...]) -> MethodFacts:
-    """The first of the methods with the weakest claim.
+    """Returns the first of the methods with the weakest claim.
 
     Raises:
       ConfigError: a claim is unknown.
@@ -207,7 +207,7 @@ def _weakest(methods: tuple[MethodFacts, ...]) -> MethodFacts:
 
 
 def _shared(macro: str, *values: Any) -> str:
-    """The text of a macro."""
+    """Returns the text of a macro."""
     return _line(getattr(_TEMPLATES.get_template("statement_shared.jinja").module, macro)(*values))
 
 

@@ -1,9 +1,9 @@
-"""Sums up many clients, silos or users, in a line, and names each metric for a reader.
+"""Summarises the results of many clients, silos or users, and writes metrics for readers.
 
-A line has means, the worst tenth, spread, and gain over learning alone. Entries that are NaN, of clients without test
-examples or, for a ranking, without positive ones, are left out everywhere.
+A summary has means, the worst tenth, spread, and gain over learning alone. NaN stands for clients without test examples
+or, for a ranking, without positive test examples, and is left out everywhere.
 
-`summary.json` holds the headline figures of every method, what they cost, and how each client fares.
+`summary.json` has the headline figures of every method, the privacy costs, and each client's results.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ class ComparisonRow:
       algorithm: the method's result.
       minimum: smallest test metric of a personal model over clients; NaN without test results.
       maximum: largest test metric of a personal model over clients; NaN without test results.
-      gain: mean over clients of how much better this method is than learning alone, on clients that have both, negative
-        where it is worse; `None` for the baseline itself and where no client has both.
-      clients_better: how many clients are strictly better off than alone.
-      clients_compared: how many clients have both numbers.
+      gain: mean of how much better this method is than learning alone, over clients that have both results; negative if
+        the method is worse; None for the baseline itself and if no client has both results.
+      clients_better: number of clients for which the method is strictly better than learning alone.
+      clients_compared: number of clients that have both results.
     """
 
     algorithm: content.AlgorithmResult
@@ -46,7 +46,7 @@ class ComparisonRow:
 
 
 def mean_over_silos(values: Iterable[float]) -> float:
-    """Mean in which every silo, or user, counts the same; NaN of nothing.
+    """Computes the mean in which every silo, or user, counts the same; NaN without values.
 
     >>> mean_over_silos([0.9, 0.5, float("nan")])
     0.7
@@ -56,10 +56,10 @@ def mean_over_silos(values: Iterable[float]) -> float:
 
 
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
-    """Mean in which every test example counts the same: each client's value weighted by its number; NaN of nothing.
+    """Computes the mean of clients' values, weighted by their numbers of test examples; NaN without values.
 
-    Of a metric that is a mean over examples it is that over all clients' examples. Of a ranking it is no more than a
-    weighted mean of clients' figures: `training.evaluate` has the figure of all their examples.
+    For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking it is
+    only a weighted mean of clients' figures: `training.evaluate` computes the figure of all examples together.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8
@@ -70,7 +70,7 @@ def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> 
 
 
 def worst_decile(values: Iterable[float], metric: Metric) -> float:
-    """Mean of the worst tenth of the values, at least one of them.
+    """Computes the mean of the worst tenth of the values, and of at least one value.
 
     >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
     >>> worst_decile([0.9, 0.5, 0.7], ACCURACY), worst_decile([0.9, 0.5, 0.7], MEAN_SQUARED_ERROR)
@@ -81,23 +81,23 @@ def worst_decile(values: Iterable[float], metric: Metric) -> float:
 
 
 def worst_first(values: Iterable[float], metric: Metric) -> list[float]:
-    """The values in order, the worst one first."""
+    """Sorts the values, the worst first, without NaN."""
     return sorted(_present(values), reverse=not metric.higher_is_better)
 
 
 def spread(values: Iterable[float]) -> float:
-    """Standard deviation of all values, not an estimate from a sample; NaN of nothing."""
+    """Computes the standard deviation of all values, not an estimate from a sample; NaN without values."""
     present = _present(values)
     return float(np.std(present)) if present else math.nan
 
 
 def personal_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Each client's test metric of its personal model under one method; NaN where the client has none."""
+    """Returns each client's test metric of its personal model under one method; NaN if there is none."""
     return [client.personal.get(algorithm, math.nan) for client in clients]
 
 
 def shared_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Each client's test metric of the shared model of one method; NaN where there is none."""
+    """Returns each client's test metric of the shared model of one method; NaN if there is none."""
     found = [client.shared.get(algorithm) for client in clients]
     return [math.nan if value is None else value for value in found]
 
@@ -108,10 +108,10 @@ def comparison_rows(
     metric: Metric,
     baseline: str = "local_only",
 ) -> list[ComparisonRow]:
-    """The headline table: one row per method, in the order given.
+    """Builds the headline table: one row per method, in the order given.
 
-    Gains are paired client by client, so that one that lacks one of the two numbers does not tilt the difference. They
-    are over `baseline`, the name of the method in which each client learns alone.
+    Gains are over `baseline`, the name of the method in which each client learns alone. Gains are paired client by
+    client, so that a client that lacks one of the two results does not bias the mean.
     """
     alone = personal_values(clients, baseline)
     rows = []
@@ -135,7 +135,7 @@ def comparison_rows(
 def worst_clients(
     clients: Sequence[content.ClientScores], algorithm: str, metric: Metric, count: int
 ) -> list[content.ClientScores]:
-    """The clients that one method serves worst, the worst one first; those without a result come last."""
+    """Returns the `count` clients that one method serves worst, the worst first; clients without a result come last."""
 
     def badness(client: content.ClientScores) -> float:
         value = client.personal.get(algorithm, math.nan)
@@ -147,9 +147,9 @@ def worst_clients(
 def featured_algorithm(
     algorithms: Sequence[content.AlgorithmResult], metric: Metric, baseline: str = "local_only"
 ) -> content.AlgorithmResult | None:
-    """The method the report leads with: the exported one, else the personalised one with the best *validation* mean.
+    """Returns the featured method: the exported one, or else the best in *validation* mean other than the baseline.
 
-    The test mean is not used to choose: choosing by it would make the number that is then printed too good.
+    The test mean is not used to choose: choosing by it would bias the test mean that is then printed.
     """
     exported = [one for one in algorithms if one.facts.exported]
     others = [one for one in algorithms if one.facts.name != baseline]
@@ -173,15 +173,15 @@ def _present(values: Iterable[float]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class MetricText:
-    """A metric for a reader.
+    """The words for a metric.
 
     Attributes:
-      label: its name inside a sentence.
-      axis: its name on an axis, with the direction where that is not plain.
-      value: writes one value.
-      gain: writes how much better one value is than another, negative where it is worse.
-      gain_unit: of what `gain` writes; empty where it is that of the values.
-      undefined: of what a client has none among its examples, if they have no value.
+      label: name inside a sentence.
+      axis: name on an axis, with the better direction if that is not obvious.
+      value: function that writes one value.
+      gain: function that writes how much better one value is than another; negative if it is worse.
+      gain_unit: unit of what `gain` writes; empty if that is the unit of values.
+      undefined: what is missing among a client's test examples if the metric has no value.
     """
 
     label: str
@@ -209,12 +209,12 @@ _TEXTS = {
 
 
 def metric_text(metric: Metric) -> MetricText:
-    """Returns how a metric is shown."""
+    """Returns the words for a metric."""
     return _TEXTS[metric.name]
 
 
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
-    """How many clients have no figure, and why, as a sentence; nothing where everyone has one."""
+    """Returns a sentence on how many clients have no figure, and why; nothing if all have one."""
     text = metric_text(metric)
     undefined = [any(map(math.isnan, client.personal.values())) for client in clients if client.num_test]
     counts = {"test examples": len(clients) - len(undefined), text.undefined: sum(undefined)}
@@ -225,9 +225,9 @@ def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], word
 
 
 def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], words: ClientWords) -> list[str]:
-    """The figures of all clients' test examples together as a sentence; nothing where there are none.
+    """Returns a sentence with the figures of all clients' test examples together; nothing if there are none.
 
-    `pooled` has, by title of the method, what `training.evaluate.pooled_figures` returned.
+    `pooled` has the result of `training.evaluate.pooled_figures` by title of the method.
     """
     text = metric_text(metric)
     figures = [f"{title} {text.value(value)}" for title, own in pooled.items() for value in own.values()]
@@ -239,19 +239,19 @@ def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], word
     ]
 
 
-# Of more users, quantiles say enough, and a file of all of them would name every one.
+# For more users, quantiles say enough, and a file of all users would name each of them.
 MOST_USERS = 5000
-# Of a method's costs, what is no cost of every user.
+# Fields of a method's costs that are not costs of every user.
 _BY_METHOD = ("num_noised", "noise_to_signal")
 _QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
 def summary_content(report: content.Report) -> dict[str, Any]:
-    """Returns plain data for `json.dumps`.
+    """Returns the content of `summary.json` as plain data.
 
-    Of silos, `silos` has one row each. Of users, every method's row says what it cost, `num_users` is their number,
-    `users` has one row each, or is None where there are more than 5000, and `quantiles` has, for every method and each
-    of its models, quantiles of the test metric over users, by their share in percent. `notes` are those of the report.
+    For silos, `silos` has a row per silo. For users, each method's row has its cost, `num_users` is their number,
+    `users` has a row per user, or is None for more than 5000, and `quantiles` has quantiles of the test metric over
+    users, by percentage, for the personal and the shared model of every method. `notes` are the report's notes.
     """
     start = {
         "title": report.title,
@@ -279,7 +279,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
 
 
 def _privacy(statement: Statement) -> dict[str, Any]:
-    """What the summary repeats of the statement."""
+    """Returns the part of the statement that the summary repeats."""
     return {
         "unit": statement.facts.unit,
         "adjacency": statement.adjacency,
@@ -306,6 +306,6 @@ def _quantiles(users: Sequence[content.ClientScores], algorithm: str) -> dict[st
 
 
 def _quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
-    """None where no user has a value."""
+    """Returns quantiles by percentage; None if no user has a value."""
     present = _present(values)
     return {f"{100 * share:g}": float(np.quantile(present, share)) for share in _QUANTILES} if present else None

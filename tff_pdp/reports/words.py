@@ -1,4 +1,4 @@
-"""Writes numbers, and what clients are called (silos, or users), the same in text, tables and figures."""
+"""Writes numbers, and the words for clients (silos or users), the same way in text, tables and figures."""
 
 import dataclasses
 import math
@@ -10,9 +10,9 @@ class ClientWords:
     """The words for one kind of client.
 
     Attributes:
-      one: a client.
-      many: several of them.
-      spender: whose epsilon stands for all of them.
+      one: word for one client.
+      many: word for several clients.
+      spender: words for the client whose epsilon stands for all.
     """
 
     one: str
@@ -28,7 +28,7 @@ MISSING = "–"
 
 
 def plain(value: float | None) -> str:
-    """Three significant digits; `∞` without bound, a dash where there is no number.
+    """Writes three significant digits; `∞` without bound, a dash without a number.
 
     >>> plain(3.14159), plain(1e-05), plain(float("inf")), plain(None)
     ('3.14', '1e-05', '∞', '–')
@@ -41,7 +41,7 @@ def plain(value: float | None) -> str:
 
 
 def upper(value: float | None) -> str:
-    """Like `plain`, but rounded up: a privacy bound must not shrink by being printed.
+    """Writes as `plain` does, but rounds up: a privacy bound must not shrink by being printed.
 
     >>> upper(2.0001), upper(2.0), upper(0.12345)
     ('2.01', '2', '0.124')
@@ -55,7 +55,7 @@ def upper(value: float | None) -> str:
 
 
 def spent(value: float | None) -> str:
-    """Like `upper`, of an epsilon that was spent: `none` where no finite one holds.
+    """Writes a spent epsilon as `upper` does; `none` if no finite epsilon holds.
 
     >>> spent(2.0001), spent(float("inf"))
     ('2.01', 'none')
@@ -64,7 +64,7 @@ def spent(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share as per cent with one decimal.
+    """Writes a share as per cent with one decimal.
 
     >>> percent(0.8125)
     '81.2 %'
@@ -73,7 +73,7 @@ def percent(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """A difference of shares as signed percentage points.
+    """Writes a difference of shares as signed percentage points.
 
     >>> points(0.031), points(-0.002)
     ('+3.1', '-0.2')
@@ -82,7 +82,7 @@ def points(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign; three significant digits.
+    """Writes a difference with its sign and three significant digits.
 
     >>> signed(0.00123), signed(-2.0), signed(0.0)
     ('+0.00123', '-2', '+0')
@@ -91,7 +91,7 @@ def signed(value: float | None) -> str:
 
 
 def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
-    """The range of at least one number, each printed by `write`, or the one number if they are all printed alike.
+    """Writes the range of one or more numbers, each by `write`; a single number if both ends are written alike.
 
     >>> between([1.0, 2.0, 4.0]), between([3.0, 3.0])
     ('between 1 and 4', '3')

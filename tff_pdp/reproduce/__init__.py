@@ -1,12 +1,12 @@
-"""Published experiments beside their figures.
+"""Runs published experiments, and compares results with published figures.
 
-inputs: the raw data, and which data they are
-setting: data, variants, scales, and what was published: files of YAML
+inputs: the raw data, and their digests
+setting: data, variants, scales and published figures, from files of YAML
 jobs: one job for each variant, method, epsilon and seed
 workers: worker processes, and signals to end them
 run: one job in a worker
-sweep: unfinished jobs on all cores; outcomes on disk
-report: means over seeds against what was published, as tables
+sweep: runs unfinished jobs on all cores, and keeps outcomes on disk
+report: means over seeds beside published figures, as tables
 figures: the figures
-reproduction: the whole of it
+reproduction: the whole command
 """

@@ -1,4 +1,4 @@
-"""Draws a reproduction's figures, as the thesis has them: privacy against utility, lambda, the cost of overhead."""
+"""Draws a reproduction's figures, as in the MR-MTL thesis: privacy against utility, lambda, the cost of overhead."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ _WITHOUT_LAMBDA = ("local_only", "fed_avg", "mr_mtl_auto")
 
 
 def write_figures(report: Reported, folder: Path) -> list[Path]:
-    """Draws each variant's figures and writes them as SVG and PNG; those without figures to show are left out.
+    """Draws each variant's figures and writes them as SVG and PNG; figures without data are left out.
 
     Returns:
       The files, named `<figure>.svg` for the default variant and `<figure>_<variant>.svg` for others.
@@ -51,7 +51,7 @@ def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure |
 
 
 def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the same for methods whose overhead the thesis discusses (figure 1.4); None without such a method."""
+    """Draws the metric against epsilon for the methods whose overhead the thesis discusses (figure 1.4), if any."""
     shown = {mean.method for mean in variant.means}
     if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
         return None
@@ -60,7 +60,7 @@ def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure 
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against lambda at each epsilon, local training and FedAvg as lines across (figure 1.5)."""
+    """Draws the metric against lambda at each epsilon, with local training and FedAvg as level lines (figure 1.5)."""
     epsilons = sorted({mean.epsilon for mean in variant.grid})
     if not epsilons:
         return None
@@ -115,7 +115,7 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
 
 
 def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
-    """Makes equal ratios equal distances; zero, for which there is none, lies as far below the smallest."""
+    """Makes equal ratios equal distances; zero, for which there is no ratio, lies as far below the smallest."""
     smallest = next((value for value in lambdas if value > 0), 1.0)
     axes.set_xscale("symlog", linthresh=smallest, linscale=0.5)
     axes.set_xticks(lambdas, [f"{value:g}" for value in lambdas], rotation=60, fontsize=8)
@@ -132,7 +132,7 @@ def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean])
 
 
 def _draw_across(axes: Axes, mean: Mean) -> None:
-    """Draws a line across, for a figure that does not depend on the horizontal axis."""
+    """Draws a level line, for a figure that does not depend on the horizontal axis."""
     style = _style(mean.method)
     axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
     if mean.deviation:
@@ -141,7 +141,7 @@ def _draw_across(axes: Axes, mean: Mean) -> None:
 
 
 def _style(name: str) -> dict[str, Any]:
-    """Returns a method's style, the same in every figure, whichever others are in it."""
+    """Returns a method's style, the same in every figure, whatever other methods are in it."""
     place = list(METHODS).index(name)
     return {
         "color": COLOURS[place % len(COLOURS)],

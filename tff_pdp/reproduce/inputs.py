@@ -1,4 +1,4 @@
-"""Finds the raw data of published experiments, and says which data and which sources they are."""
+"""Finds the raw data of published experiments, and computes digests of data and source code."""
 
 import dataclasses
 import functools
@@ -16,12 +16,12 @@ DATA_VARIABLE = "TFF_PDP_DATA"
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Raw data.
+    """The raw data of an experiment.
 
     Attributes:
-      paths: where they may lie under the data folder, the best first; none for data that are made up.
-      origin: their source, for error messages.
-      beside: what lies in the same folder and is read as well, where it is there.
+      paths: paths in the data folder at which the data may lie, the best first; none for generated data.
+      origin: source of the data, for error messages.
+      beside: names in the same folder that are read as well, if they are there.
     """
 
     paths: tuple[str, ...]
@@ -32,7 +32,7 @@ class Inputs:
 MADE_UP = "made_up"
 # By the name that settings have for them.
 INPUTS = {
-    MADE_UP: Inputs((), "made up when they are prepared"),
+    MADE_UP: Inputs((), "generated when they are prepared"),
     "school": Inputs(("school/school.mat",), "data/school/school.mat of github.com/kenziyuliu/private-cross-silo-fl"),
     "vehicle": Inputs(("vehicle/mytrain.json",), "the SensIT vehicle data as LEAF-like JSON, one user a sensor"),
     "cifar10": Inputs(
@@ -66,9 +66,9 @@ INPUTS = {
 
 
 def find_input(inputs: Inputs, folder: str | None) -> Path:
-    """Returns where raw data lie, or the word for data that are made up, which need no folder.
+    """Returns the path of raw data, or the word `generated` for generated data, which need no folder.
 
-    All data lie in `folder`; None is for the one that the environment variable TFF_PDP_DATA names.
+    `folder` holds all raw data; None stands for the folder that the environment variable TFF_PDP_DATA names.
 
     Raises:
       DataError: no folder is named, or it does not hold the data.
@@ -86,9 +86,9 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
 
 
 def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """Computes a sha256 of raw data at a path that `find_input` has returned, with what is read from beside it.
+    """Computes a sha256 of raw data at a path that `find_input` has returned, with all that is read from beside it.
 
-    Data that are made up have that of the modules that make them.
+    For generated data, the sha256 is that of the modules that generate them.
     """
     if not inputs.paths:
         return digest_of(Path(beam_pipelines.__file__).parent, "*.py")
@@ -98,7 +98,7 @@ def digest_of_data(inputs: Inputs, path: Path) -> str:
 
 
 def digest_of(path: Path, pattern: str = "*") -> str:
-    """Computes a sha256 of a file, or of names and contents of a folder's files that match the pattern."""
+    """Computes a sha256 of a file, or of the names and contents of a folder's files that match the pattern."""
     digest = hashlib.sha256()
     files = sorted(file for file in path.rglob(pattern) if file.is_file()) if path.is_dir() else [path]
     for file in files:
@@ -110,7 +110,7 @@ def digest_of(path: Path, pattern: str = "*") -> str:
 
 @functools.cache
 def digest_of_sources() -> str:
-    """Computes a sha256 of the modules that prepare data and train: a result of other ones is not a result of these."""
+    """Computes a sha256 of the modules that prepare data and train; results of other modules are not used again."""
     packages = (tff_pdp, beam_pipelines)
     digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

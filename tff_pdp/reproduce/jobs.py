@@ -1,4 +1,4 @@
-"""Lists a reproduction's jobs: one for each variant, method, epsilon and seed, and the experiment each runs."""
+"""Lists a reproduction's jobs, one for each variant, method, epsilon and seed, and the experiment of each job."""
 
 import dataclasses
 import functools
@@ -33,14 +33,14 @@ _NOT_DECISIVE_IN_TRAINING = (
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run: everything is a function of it, of the reproduction's settings and of the data.
+    """One run, which the job, the reproduction's settings and the data decide together.
 
     Attributes:
       variant: name of a variant of the setting.
       method: a name in `METHODS`.
-      epsilon: every silo's budget, or that of all users; infinite for no privacy.
-      seed: of batches and noise, and of the split where the setting says so.
-      prox_weight: lambda of a run for the grid; None for a run with the configuration's.
+      epsilon: epsilon of every silo, or of all users; infinite for no privacy.
+      seed: seed of batches and noise, and of the split if the setting says so.
+      prox_weight: lambda of a run for the grid; None for the configuration's lambda.
     """
 
     variant: str
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Jobs of a group share computations: a process that has run one runs another faster."""
+        """Method and variant: jobs with the same share computations, so that a process runs a second one faster."""
         return self.method, self.variant
 
     def __str__(self) -> str:
@@ -61,17 +61,17 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
-    """The user's order, completed: a setting at a scale, and all that is swept.
+    """A reproduction: a setting at a scale, and all values that are swept.
 
     Attributes:
       setting_name: a name in `NAMES`.
-      scale_name: of one of its scales.
-      variant_names: of its variants, in the order they are run.
+      scale_name: name of one of the setting's scales.
+      variant_names: names of variants of the setting, in the order they are run.
       methods: names in `METHODS`.
-      epsilons: of every silo, or of all users.
+      epsilons: epsilons of every silo, or of all users.
       seeds: number of repetitions.
-      lambdas: the grid; empty for none.
-      data_input: the raw data.
+      lambdas: grid of lambda; empty for none.
+      data_input: path of the raw data.
       data_digest: sha256 of the raw data.
       output: folder of all results.
     """
@@ -99,18 +99,18 @@ class Reproduction:
             if not 0 <= value < math.inf:
                 raise ConfigError(f"--grid {value:g} must be finite and not negative")
         if self.lambdas and not set(self.methods) & set(GRID_METHODS):
-            raise ConfigError(f"--grid is for: {', '.join(GRID_METHODS)}")
+            raise ConfigError(f"--grid needs one of the methods {', '.join(GRID_METHODS)}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds} must be at least 1")
 
     @property
     def setting(self) -> Setting:
-        """The data set."""
+        """The setting."""
         return settings.read_setting(self.setting_name)
 
     @property
     def scale(self) -> Scale:
-        """The extent of the runs."""
+        """The scale of the runs."""
         return self.setting.scales[self.scale_name]
 
     def variant(self, name: str) -> Variant:
@@ -146,7 +146,7 @@ class Reproduction:
         return not is_auto or (not self.variant(variant).is_paper and math.isfinite(epsilon))
 
     def config(self, job: Job) -> ExperimentConfig:
-        """Returns the experiment that a job runs.
+        """Builds the experiment that a job runs.
 
         Raises:
           ConfigError: the configuration, as it is overridden here, is not valid.
@@ -172,7 +172,7 @@ class Reproduction:
         return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
 
     def _rounds(self, job: Job) -> int | None:
-        """Returns the publication's rounds at the job's epsilon; None for the configuration's."""
+        """Returns the publication's number of rounds at the job's epsilon; None for the configuration's."""
         return self.variant(job.variant).rounds_at(job.epsilon) if self.scale.takes_rounds else None
 
     @functools.cache  # noqa: B019 - a reproduction lives as long as its command.
@@ -183,7 +183,7 @@ class Reproduction:
         variant, swept = self.variant(variant_name), METHODS[method]
         path = self.setting.config_file
         overrides = {**self.scale.overrides, **variant.overrides, "data.input": str(self.data_input)}
-        # Hundreds of runs on published data, under known seeds: they are no part of what the user's own runs cost.
+        # Hundreds of runs on published data, under known seeds: they do not count for the user's own runs.
         overrides["privacy.registry"] = str((self.output / "registry").absolute())
         if rounds is not None:
             overrides["training.rounds"] = rounds

@@ -1,7 +1,7 @@
-"""Puts the results of a reproduction together over seeds, and holds them against published figures.
+"""Averages the results of a reproduction over seeds, and compares them with published figures.
 
-They are plain data, of which tables, figures and the command's JSON are made. As Markdown they are a table for each
-variant, the best of the grid, the publication's statements, and the differences from it.
+A report is plain data, from which tables, figures and the command's JSON are made. Its Markdown has, for each variant,
+a table, the best of the grid, the publication's statements, and the differences from the publication.
 """
 
 import dataclasses
@@ -21,21 +21,21 @@ from tff_pdp.reproduce.sweep import ResultStore, is_a_grid_job
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The figure of one method at one epsilon, over seeds.
+    """The mean figure of one method at one epsilon over seeds.
 
     Attributes:
       method: a name in `METHODS`.
-      epsilon: of every silo, or of all users.
-      prox_weight: lambda, for a point of the grid.
-      mean: over seeds.
-      deviation: sample standard deviation over seeds; None of one seed.
+      epsilon: epsilon of every silo, or of all users.
+      prox_weight: lambda, for a point of the grid; None otherwise.
+      mean: mean of the figure over seeds.
+      deviation: sample standard deviation over seeds; None for one seed.
       seeds: number of seeds.
-      with_secret_key: of the seed that costs most, the claim of the same training with a secret key, see `result_row`.
-      worst_decile: mean over seeds of what the tenth of the clients gets that is served worst.
-      pooled: mean over seeds of the figure of all clients' test examples together; None where it is no other.
-      prevalence: mean over seeds of the share of positive test examples; None where that says nothing.
-      noise_to_signal: of users' noised means, as `UserPlan.noise_to_signal`; None where clients are silos.
-      is_at_every_epsilon: whether it was run once for all of them.
+      with_secret_key: claim of the same training with a secret key, for the costliest seed, as in `result_row`.
+      worst_decile: mean over seeds of the figure of the tenth of the clients that is served worst.
+      pooled: mean over seeds of the figure of all clients' test examples together; None unless models rank.
+      prevalence: mean over seeds of the share of positive test examples; None unless models rank.
+      noise_to_signal: noise to signal of users' noised means, as in `UserPlan.noise_to_signal`; None for silos.
+      is_at_every_epsilon: whether one run stands for all epsilons.
     """
 
     method: str
@@ -58,7 +58,7 @@ def means_over_seeds(
     is_grid: bool = False,
     is_at_every_epsilon: Callable[[str], bool] = lambda method: False,
 ) -> list[Mean]:
-    """Computes a mean for each method, epsilon and, of a grid, lambda, in the order of their first rows."""
+    """Computes a mean for each method, epsilon and, in a grid, lambda, in the order of their first rows."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         key = (row["method"], float(row["epsilon"]), row["prox_weight"] if is_grid else None)
@@ -85,12 +85,12 @@ def _cost(claimed: Mapping[str, Any]) -> float:
 
 
 def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns a mean of rows; None where rows do not have it: only rankings have figures of all clients together."""
+    """Returns the mean of a field over rows; None if rows lack the field, which only rankings may have."""
     return statistics.fmean(row[name] for row in rows) if name in rows[0] else None
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
-    """Finds for each method and epsilon of a grid the best lambda: chosen on test examples, as is published."""
+    """Finds the best lambda for each method and epsilon of a grid, by test examples, as in the publication."""
     best: dict[tuple[str, float], Mean] = {}
     for mean in means:
         key = (mean.method, mean.epsilon)
@@ -105,7 +105,7 @@ def is_better(one: float, other: float, metric: Metric) -> bool:
 
 
 def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool | None:
-    """Checks if a statement on two methods holds here; None where not both were run at its epsilon."""
+    """Checks if a statement on two methods holds here; None unless both were run at the statement's epsilon."""
     values: dict[Any, float] = {(mean.method, mean.epsilon): mean.mean for mean in means}
     values |= {mean.method: mean.mean for mean in means if mean.is_at_every_epsilon}
     epsilons = {mean.epsilon for mean in means} if statement.epsilon is None else {statement.epsilon}
@@ -123,10 +123,10 @@ class VariantReport:
 
     Attributes:
       variant: the variant.
-      means: over seeds.
-      grid: over seeds, for each lambda; empty where no grid was asked for.
+      means: means over seeds.
+      grid: means over seeds, for each lambda; empty if no grid was asked for.
       deviations: differences from the publication.
-      published: figures by method and epsilon.
+      published: published figures by method and epsilon.
     """
 
     variant: Variant
@@ -141,12 +141,12 @@ class Reported:
     """All figures of a reproduction.
 
     Attributes:
-      setting: the data set, and its publication.
-      title: of the data set and the scale.
-      variants: in the order they were run.
-      is_paper_scale: whether the scale is that of the published figures.
-      infeasible: by job, why its budget allows no run.
-      failures: by job that failed, why.
+      setting: setting of the reproduction.
+      title: title of the data set and the scale.
+      variants: reports of the variants, in the order they were run.
+      is_paper_scale: whether the scale is the scale of the published figures.
+      infeasible: reason why a job's budget allows no run, by job.
+      failures: reason of the failure, by job that failed.
     """
 
     setting: Setting
@@ -175,13 +175,13 @@ class Reported:
         }
 
     def verdicts(self, variant: VariantReport) -> list[tuple[Statement, bool]]:
-        """Checks the publication's statements on methods of which both were run."""
+        """Checks the publication's statements of which both methods were run."""
         found = [(one, holds(one, variant.means, self.setting.measured)) for one in self.setting.statements]
         return [(one, verdict) for one, verdict in found if verdict is not None]
 
 
 def build_report(reproduction: Reproduction, store: ResultStore, failures: Mapping[Job, str]) -> Reported:
-    """Puts a sweep's outcomes together."""
+    """Builds the report of a sweep's outcomes."""
     setting, scale = reproduction.setting, reproduction.scale
     variants = []
     for name in reproduction.variant_names:
@@ -216,7 +216,7 @@ def _without_none(mean: Mean) -> dict[str, Any]:
 
 _OF_USERS = (
     "Worst decile: mean over the tenth of the users that are served worst. Noise to signal: expected length of the "
-    "noise on a round's mean over the longest mean there can be."
+    "noise on a round's mean, divided by the largest possible length of the mean."
 )
 _VERDICTS = {True: "holds", False: "does not hold"}
 
@@ -227,10 +227,10 @@ def report_text(report: Reported) -> str:
     lines = [
         f"# {report.title}",
         "",
-        f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. Each seed's is the mean over "
-        f"{report.setting.words.many}, weighted by their numbers of test examples. Seeds are test-only ones: these "
+        f"Test {metric_text(metric).axis}: mean ± sample standard deviation over seeds. A seed's value is the mean "
+        f"over {report.setting.words.many}, weighted by numbers of test examples. Seeds are test-only ones: these "
         "figures are not private (claim: none, and no ε). For each training, the table has the ε that this project's "
-        "accountants find for the same with a secret key.",
+        "accountants find for the same training with a secret key.",
     ]
     if report.setting.words == USERS:
         lines += ["", _OF_USERS]
@@ -239,11 +239,11 @@ def report_text(report: Reported) -> str:
         lines += _means_table(variant.means, report, variant.published)
         same = dict.fromkeys(METHODS[mean.method].title for mean in variant.means if mean.is_at_every_epsilon)
         for title in same:
-            lines += ["", f"{title}: nothing leaves a user; the row is that of every ε."]
+            lines += ["", f"{title}: nothing leaves a user; the row holds for every ε."]
         if variant.grid:
             best = best_of_grid(variant.grid, metric)
-            precedent = f" as {paper} does it" if paper else ""
-            lines += ["", f"Best λ of the grid, chosen on the test examples{precedent}: too good."]
+            precedent = f" as in {paper}" if paper else ""
+            lines += ["", f"Best λ of the grid, chosen on the test examples{precedent}: the figures are too good."]
             lines += ["", *_means_table(best, report, {})]
         verdicts = [f"* {_VERDICTS[verdict]}: {one.text}" for one, verdict in report.verdicts(variant)]
         if verdicts:
@@ -258,7 +258,7 @@ def report_text(report: Reported) -> str:
 
 
 def value_text(value: float, metric: Metric) -> str:
-    """Writes a figure with as many digits as seeds can tell apart.
+    """Writes a figure with the digits in which seeds differ.
 
     >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
     >>> value_text(0.0239412, MEAN_SQUARED_ERROR), value_text(0.8125, ACCURACY)
@@ -268,7 +268,7 @@ def value_text(value: float, metric: Metric) -> str:
 
 
 def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> list[str]:
-    """Writes rows by epsilon, then by method; published figures where there are any, compared only at their scale."""
+    """Writes rows by epsilon, then by method, with published figures if any, compared only at their scale."""
     metric = report.setting.measured
     with_lambda = any(mean.prox_weight is not None for mean in means)
     with_paper = any((mean.method, mean.epsilon) in paper for mean in means)

@@ -35,14 +35,14 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
     """Runs a reproduction.
 
     Args:
-      options: of the command line, by the names that `tff-pdp reproduce --help` shows.
+      options: options of the command line, by the names that `tff-pdp reproduce --help` shows.
 
     Returns:
-      The output with `--json`, and without.
+      The output with `--json`, and the output without.
 
     Raises:
       ConfigError: an option is out of range.
-      DataError: the data are not there, or another reproduction writes to the same folder.
+      DataError: the data are missing, or another reproduction writes to the same folder.
     """
     reproduction = build_reproduction(options)
     num_cores = len(os.sched_getaffinity(0))
@@ -56,7 +56,7 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Completes the options by the setting and its scale. Raises ConfigError and DataError as `reproduce`."""
+    """Completes the options from the setting and its scale. Raises ConfigError and DataError, as in `reproduce`."""
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
@@ -101,7 +101,7 @@ def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> t
 
 
 def _words(values: Sequence[str]) -> tuple[str, ...]:
-    """Returns the words of an option that may be repeated, and separated by commas."""
+    """Returns the words of an option that may be repeated, and whose words may be separated by commas."""
     words = [word for value in values for word in value.split(",") if word]
     return tuple(dict.fromkeys(words))
 

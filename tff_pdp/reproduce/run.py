@@ -41,11 +41,11 @@ class JobRunner:
     """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data.
 
     Attributes:
-      computations: those compiled so far, by all that decides them.
+      computations: computations compiled so far, by all that decides them.
     """
 
     def __init__(self, reproduction: Reproduction):
-        """Runs the jobs of one reproduction, all on one engine."""
+        """Prepares to run the jobs of one reproduction, all on one engine."""
         self._reproduction = reproduction
         self._open = contextlib.ExitStack()
         self._engine: Engine | None = None
@@ -54,10 +54,11 @@ class JobRunner:
         self._data: OrderedDict[Hashable, tuple[Split, Split]] = OrderedDict()
 
     def __call__(self, job: Job) -> Outcome:
-        """Trains and tests.
+        """Trains and tests one job.
 
         Raises:
-          ConfigError, DataError, EngineError: as their parts raise. A budget that allows no run is an outcome.
+          ConfigError, DataError, EngineError: as in preparation, building and training; a budget that allows no run
+            is an outcome instead.
         """
         config = self._reproduction.config(job)
         _prepare_once(config)
@@ -90,7 +91,7 @@ class JobRunner:
         )
 
     def close(self) -> None:
-        """Lets go of the engine."""
+        """Closes the engine, if one was started, and ends the sharing of compiled computations."""
         self._open.close()
 
     def _test_metrics(
@@ -98,14 +99,14 @@ class JobRunner:
     ) -> tuple[list[float], list[int], dict[str, float]]:
         """Returns clients' test metrics of personal models, numbers of test examples, and figures of all clients.
 
-        A metric is NaN where a client has no test examples, or none that it is a figure of.
+        A metric is NaN where a client has no test examples, or none for which the metric is defined.
         """
         train, test = self._splits(config, method)
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
         state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
         for round_number in range(1, config.training.rounds + 1):
             state = run_round(method, state, round_number, train)
-        # Users may do something for themselves with their own examples before their model is used.
+        # Users may adapt their model to their own examples before the model is used.
         to_adapt = train if isinstance(train, Examples) else None
         metrics = evaluate_clients(method, state, test, to_adapt)
         measured = method.model.metric.example_name
@@ -129,7 +130,7 @@ class JobRunner:
 
 
 def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
-    """Returns the claim of a planned training if its seed were not a test-only one."""
+    """Returns the claim that a planned training would have with a secret key in place of a test-only seed."""
     epsilon = None if plan.claim == "none" else plan.planned_epsilon()
     return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
 
@@ -137,7 +138,7 @@ def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
 def _prevalence(method: Method) -> dict[str, float]:
     """Computes the share of positive test examples, for a model that ranks.
 
-    With many examples it is a random ranking's average precision.
+    With many examples, the share is the average precision of a random ranking.
     """
     if method.model.ranking is None:
         return {}
@@ -146,7 +147,7 @@ def _prevalence(method: Method) -> dict[str, float]:
 
 
 def _prepare_once(config: ExperimentConfig) -> None:
-    """Prepares the client dataset, unless it is there; another worker that wants the same one waits."""
+    """Prepares the client dataset, unless it is there; other workers that need the dataset wait."""
     with only_writer(Path(config.output), waits=True):
         if not (config.clients_folder / SUCCESS_FILE).exists():
             prepare_clients(config)

@@ -1,7 +1,7 @@
 """Describes published experiments: their data, methods, variants and scales, and the published figures.
 
-Each is a file of `tff_pdp/configs/reproduce/published`, beside the configuration that its runs are variations of. Its
-methods are compared as rows of results.
+Each experiment is a file in `tff_pdp/configs/reproduce/published`. Its runs vary the configuration of the same name in
+`tff_pdp/configs/reproduce`. Its methods are the rows of its results.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_
 
 @dataclasses.dataclass(frozen=True)
 class SweptMethod:
-    """A row of the results: a method of the configuration, perhaps with other settings of its own."""
+    """A row of the results: a method of the configuration, perhaps with other settings."""
 
     title: str
     algorithm: str
@@ -57,11 +57,11 @@ _USER_METHODS = {
 }
 METHODS = {**_SILO_METHODS, **_USER_METHODS}
 SILO_METHODS = tuple(_SILO_METHODS)
-# Nothing leaves a client: where users are protected from what the server releases, no epsilon matters.
+# Methods in which nothing leaves a client. If clients are users, their results do not depend on epsilon.
 RELEASE_NOTHING = ("local_only",)
-# Whose figures are drawn against lambda.
+# Methods whose figures are drawn against lambda.
 GRID_METHODS = ("mr_mtl", "ditto")
-# These show the cost of selecting clusters and of touching the data twice.
+# Methods that show the cost of selecting clusters and of using the data twice.
 OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
 
 
@@ -78,19 +78,19 @@ PublishedByMethod = dict[str, dict[str, float]]
 
 
 class Variant(Settings):
-    """Says one way to run a setting; its rows are in `results.json`, or in `results_<name>.json` but for the default.
+    """One way to run a setting; its rows are in `results.json` for the default, otherwise in `results_<name>.json`.
 
     Attributes:
-      name: `default`, or what the files are named by.
-      title: for a reader.
-      is_paper: whether it is run with `--paper` instead of without.
-      is_optional: whether it is run only when it is asked for by name.
-      overrides: of the configuration.
-      algorithm_settings: of methods of the configuration, by name.
-      rounds: the publication's, by epsilon, for scales that take them; with others, the configuration's.
-      paper_values: in place of the setting's; None for those.
-      deviations: what is unlike the publication in this variant and not in every one: a name in the setting's
-        `deviations`, or a sentence.
+      name: `default`, or the name in the variant's files.
+      title: title for readers.
+      is_paper: whether the variant is run with `--paper`, and not without.
+      is_optional: whether the variant is run only when it is asked for by name.
+      overrides: values that replace the configuration's, by dotted key.
+      algorithm_settings: settings that replace those of the configuration's methods, by name of the method.
+      rounds: number of rounds in the publication, by epsilon, for scales with `takes_rounds`.
+      paper_values: published figures that replace the setting's; None for the setting's.
+      deviations: differences from the publication in this variant, but not in every variant: names in the setting's
+        `deviations`, or sentences.
     """
 
     name: Name
@@ -104,7 +104,7 @@ class Variant(Settings):
     deviations: tuple[Name, ...] = ()
 
     def rounds_at(self, epsilon: float) -> int | None:
-        """Returns the publication's rounds at an epsilon; None where it has none."""
+        """Returns the publication's number of rounds at an epsilon; None if the publication has none."""
         return {float(key): rounds for key, rounds in self.rounds.items()}.get(epsilon)
 
     def file_name(self, stem: str) -> str:
@@ -117,17 +117,17 @@ class Variant(Settings):
 
 
 class Scale(Settings):
-    """Says how much is run.
+    """The extent of a reproduction.
 
     Attributes:
-      epsilons: of each silo, or of all users; infinite for no privacy.
+      epsilons: epsilons of each silo, or of all users; infinite for no privacy.
       seeds: number of repetitions.
-      methods: of the setting's, those that are run by default; None for all.
-      lambdas: the grid of `--grid`.
-      overrides: of the configuration.
-      inputs: other raw data than the setting's; None for those.
-      takes_rounds: whether a variant's rounds by epsilon are taken.
-      deviation: how it falls short of the publication; empty where it does not.
+      methods: methods of the setting that are run by default; None for all.
+      lambdas: grid of lambda for `--grid`.
+      overrides: values that replace the configuration's, by dotted key.
+      inputs: name of raw data other than the setting's; None for the setting's.
+      takes_rounds: whether a variant's `rounds` are used.
+      deviation: difference of the scale from the publication; empty for none.
     """
 
     epsilons: tuple[float, ...]
@@ -141,13 +141,13 @@ class Scale(Settings):
 
 
 class Statement(Settings):
-    """Says what a publication says of two methods: one is better, at one epsilon or at every one.
+    """A publication's statement on two methods: one is better, at one epsilon or at every epsilon.
 
     Attributes:
-      better: a name in `METHODS`.
-      worse: another.
-      source: figure or table.
-      epsilon: None for every one.
+      better: name of the better method, in `METHODS`.
+      worse: name of the worse method, in `METHODS`.
+      source: figure or table of the publication.
+      epsilon: epsilon of the comparison; None for every epsilon.
     """
 
     better: Name
@@ -163,23 +163,23 @@ class Statement(Settings):
 
 
 class Setting(Settings):
-    """Describes one published experiment, or one of our own.
+    """One published experiment, or one of our own.
 
     Attributes:
-      name: as the command knows it, and of its files.
-      title: for a reader.
-      metric: the name of what is measured on test examples.
-      inputs: name of the raw data.
+      name: name of the experiment in the command and in files.
+      title: title for readers.
+      metric: name of the metric of test examples.
+      inputs: name of the raw data, in `INPUTS`.
       seed_splits: whether a seed decides the division into training and test as well, or noise and batches alone.
-      scales: by name.
-      default_scale: the one run where none is named.
-      variants: the default of each kind first.
-      paper: what texts call the publication; empty for an experiment of our own.
-      clients: the kind of clients, whose privacy is protected.
-      methods: names in `METHODS` that the configuration has settings for.
-      paper_values: as the publication, or its released code, states them at its own scale.
+      scales: scales by name.
+      default_scale: name of the scale that is run if none is named.
+      variants: variants, the default of each kind first.
+      paper: name of the publication in texts; empty for an experiment of our own.
+      clients: kind of the clients, whose privacy is protected.
+      methods: names in `METHODS` for which the configuration has settings.
+      paper_values: figures at the publication's own scale, from the publication or its released code.
       statements: the publication's statements on which of two methods is better.
-      deviations: what is unlike the publication: `every`, in all variants, and what variants name.
+      deviations: differences from the publication: `every`, in all variants, and others, in variants that name them.
     """
 
     name: Name
@@ -221,18 +221,18 @@ class Setting(Settings):
         return _METRICS[self.metric]
 
     def published(self, variant: Variant) -> Published:
-        """Returns the published figures that a variant's are compared with."""
+        """Returns the published figures with which a variant's figures are compared."""
         values = self.paper_values if variant.paper_values is None else variant.paper_values
         return {(method, float(key)): value for method, own in values.items() for key, value in own.items()}
 
     def deviations_of(self, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
-        """Lists a run's differences from the publication, and other things to know of it, one sentence each."""
+        """Lists a run's differences from the publication, and other things to know about the run, one sentence each."""
         named = (*variant.deviations, "every")
         found = [line for one in named for line in self.deviations.get(one, () if one == "every" else (one,))]
         if scale.deviation:
             found.append(scale.deviation)
         if "subset" in data_input.name:
-            consequence = "each user has fewer of them" if self.clients == "users" else "the same ε leaves less"
+            consequence = "each user has fewer of them" if self.clients == "users" else "the same ε costs more accuracy"
             found.append(
                 f"data: a part of the images, {data_input.name}; {self.paper} has all 50,000, so {consequence}"
             )
@@ -240,18 +240,18 @@ class Setting(Settings):
 
     @property
     def config_file(self) -> Path:
-        """The experiment all runs are variations of."""
+        """Path of the configuration that all runs vary."""
         return CONFIGS / "reproduce" / f"{self.name}.yaml"
 
     def is_same_at_every_epsilon(self, method: str) -> bool:
-        """Checks that a method's results have nothing to do with epsilon."""
+        """Checks that a method's results do not depend on epsilon."""
         return self.clients == "users" and method in RELEASE_NOTHING
 
     def chosen_variants(self, names: tuple[str, ...], *, is_paper: bool) -> tuple[Variant, ...]:
-        """Returns the variants of those names, or without names those run by default.
+        """Returns the variants of those names; without names, the variants that are run by default.
 
         Raises:
-          ConfigError: there is no variant of that name.
+          ConfigError: there is no variant of a name, or no publication for `--paper`.
         """
         known = {variant.name: variant for variant in self.variants if variant.is_paper == is_paper}
         if not known:
@@ -264,10 +264,10 @@ class Setting(Settings):
 
 @functools.cache
 def read_setting(name: str) -> Setting:
-    """Reads the setting of a name in `NAMES`.
+    """Reads the setting with a name in `NAMES`.
 
     Raises:
-      ConfigError: its file is not valid, or there is none.
+      ConfigError: the name is unknown, or the setting's file is not valid.
     """
     path = PUBLISHED / f"{name}.yaml"
     if name not in NAMES:

@@ -1,6 +1,6 @@
-"""Runs every job that is not finished on all cores, and keeps each outcome on disk as soon as there is one.
+"""Runs all unfinished jobs on all cores, and writes each outcome to disk at once.
 
-Outcomes are appended, one line each, so that a sweep which is stopped goes on where it was.
+Outcomes are appended, one line each, so that a sweep that was stopped continues where it ended.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ class Outcome:
 
     Attributes:
       job: the job.
-      row: its result row, see `result_row`; None where it cannot be run.
-      infeasible: why its budget allows no run at all; empty otherwise.
+      row: result row of the job, as in `result_row`; None if the job cannot be run.
+      infeasible: reason why the job's budget allows no run; empty otherwise.
     """
 
     job: Job
@@ -59,15 +59,16 @@ def result_row(
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
       with_secret_key: `claim`, `claim_reason` and `epsilon` of the same training with a secret key, by this project's
         accountants, the largest over clients; epsilon is None where that claim is `none`.
-      mean_over_clients: the same mean with every client counting the same.
-      worst_decile: mean over the tenth of the clients that are served worst.
-      settings: of the method and its noise, such as `learning_rate` and `prox_weight`.
+      mean_over_clients: unweighted mean over clients of the same metric.
+      worst_decile: mean of the same metric over the tenth of the clients that are served worst.
+      settings: settings of the method and its noise, such as `learning_rate` and `prox_weight`.
       pooled: figures of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
-        share of positive ones: of many examples, a random ranking's average precision; of few, that is somewhat more.
+        share of positive examples. With many examples, a random ranking's average precision is the prevalence; with
+        few, it is somewhat higher.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, then the claim of the run itself, which is `none`, the others,
-      pooled figures and the settings. Infinity is the word "inf".
+      `method`, `epsilon`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other arguments, pooled
+      figures and the settings. Infinity is the word "inf".
     """
     return {
         "method": job.method,
@@ -90,7 +91,7 @@ class ResultStore:
     """The outcomes of one reproduction's jobs, in memory and in `partial.jsonl`."""
 
     def __init__(self, reproduction: Reproduction):
-        """Reads what earlier sweeps have finished of the reproduction's jobs, under the same settings and data."""
+        """Reads outcomes of the reproduction's jobs that earlier sweeps reached under the same settings and data."""
         self._reproduction = reproduction
         self._path = reproduction.output / PARTIAL_FILE
         self._digests = {job: reproduction.digest(job) for job in reproduction.jobs()}
@@ -102,7 +103,7 @@ class ResultStore:
                 self.outcomes[job] = Outcome(job, stored["row"], stored["infeasible"])
 
     def add(self, outcome: Outcome) -> None:
-        """Keeps one more outcome and writes the results of its variant again."""
+        """Stores one more outcome, and rewrites the result files of its variant."""
         job = outcome.job
         stored = {
             "digest": self._digests[job],
@@ -138,7 +139,7 @@ def is_a_grid_job(job: Job) -> bool:
 
 
 def _whole_lines(path: Path) -> Iterable[str]:
-    """Returns the lines of a file; a last one that was cut off is removed from it."""
+    """Returns the lines of a file; removes a last line that was cut off from the file."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -159,17 +160,17 @@ FAILURES_FILE = "failures.txt"
 def sweep(
     reproduction: Reproduction, build_runner: BuildRunner, num_workers: int
 ) -> tuple[ResultStore, dict[Job, str]]:
-    """Runs a reproduction's jobs but for those that earlier sweeps have finished under the same settings.
+    """Runs a reproduction's jobs, except jobs that earlier sweeps have finished under the same settings and data.
 
-    Stopping it at any moment loses the jobs under way, and no others.
+    A sweep that is stopped loses only the jobs under way.
 
     Args:
-      reproduction: its jobs are run.
+      reproduction: reproduction whose jobs are run.
       build_runner: builds, in a worker process, the function from a job to an `Outcome`.
       num_workers: number of processes.
 
     Returns:
-      All outcomes, and the last line of the traceback of each job that failed; the whole is in `failures.txt`. The next
+      All outcomes, and the last line of each failed job's traceback; `failures.txt` has whole tracebacks. The next
       sweep runs these jobs again.
 
     Raises:

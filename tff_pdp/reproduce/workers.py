@@ -1,6 +1,6 @@
-"""Runs jobs side by side in worker processes; one that dies takes no other's job with it.
+"""Runs jobs side by side in worker processes; a process that dies loses only its own job.
 
-Ctrl-C and SIGTERM are something to wait for here, in place of an exception at any moment.
+Ctrl-C and SIGTERM raise no exception at an arbitrary moment: this module waits for them as it waits for workers.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Within its context, SIGINT and SIGTERM only make `descriptor` readable; after it, they take their usual effect.
+    """Within its context, SIGINT and SIGTERM only make `descriptor` readable; afterwards, they have their usual effect.
 
-    An exception that a signal raises wherever the program happens to be can be lost there: Python ignores one that is
-    raised in a destructor or in a weak reference's callback. And a signal that arrives just before a system call, after
-    Python last looked for one, does not end that call. Waiting for a descriptor has neither gap.
+    An exception that a signal raises at an arbitrary moment can be lost: Python ignores exceptions in destructors and
+    in callbacks of weak references. And a signal that arrives just before a system call, after Python last checked for
+    signals, does not end that call. Waiting for a descriptor has neither gap.
 
-    Signals that the process ignores stay ignored. Outside the main thread, to which Python gives signals, none arrives.
+    Signals that the process ignores stay ignored. Python delivers signals only to the main thread.
 
     Attributes:
       descriptor: readable from a signal's arrival until `received` is read.
@@ -43,7 +43,7 @@ class StopSignals:
 
     @property
     def received(self) -> int | None:
-        """The first of the signals that has arrived, or None."""
+        """The first signal that has arrived, or None."""
         with contextlib.suppress(BlockingIOError):
             # A byte for each signal that Python has a handler for, such as one for another size of the terminal.
             numbers = [number for number in os.read(self.descriptor, 1024) if number in _SIGNALS]
@@ -56,7 +56,7 @@ class StopSignals:
             self._descriptors.callback(signal.set_wakeup_fd, before)
             for number in _SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    # Only for signals with a handler in Python the descriptor is written to.
+                    # Python writes to the descriptor only for signals with a handler in Python.
                     self._handlers.callback(signal.signal, number, signal.signal(number, _do_nothing))
         return self
 
@@ -77,12 +77,12 @@ _SECONDS_TO_END = 5.0
 
 
 class Finished(NamedTuple):
-    """A job that is over.
+    """A finished job.
 
     Attributes:
       job: the job.
-      result: of the runner; None where it raised or its process died.
-      error: the traceback, or the end of the process; empty where it went well.
+      result: result of the runner; None if the runner raised or its process died.
+      error: traceback, or exit status of the process; empty on success.
     """
 
     job: Any
@@ -99,15 +99,15 @@ def run_jobs(
 ) -> Generator[Finished, None, None]:
     """Runs jobs in worker processes, and yields each as it finishes.
 
-    Closing the iterator, as an exception in the loop over it does, ends the processes. So does Ctrl-C or SIGTERM, which
-    takes its effect here, after the processes have ended, and never in the midst of the loop over the iterator.
+    Closing the iterator, as an exception in the loop over it does, ends the processes. So do Ctrl-C and SIGTERM, which
+    take effect here, after the processes have ended, and never within the body of the loop over the iterator.
 
     Args:
-      jobs: picklable, each with a `group`, equal for jobs that share preparations. Started in about this order, those
-        of a group by one worker where that keeps nobody idle.
-      build_runner: picklable; see `BuildRunner`.
-      num_workers: most processes at a time.
-      log_file: for the output of workers, Python's warnings and TensorFlow's messages included; appended to.
+      jobs: picklable jobs, each with a `group`, equal for jobs that share preparations. Jobs start in about this order;
+        jobs of a group are run by one worker unless that leaves a worker idle.
+      build_runner: picklable function; see `BuildRunner`.
+      num_workers: largest number of processes at a time.
+      log_file: file to which the output of workers is appended, with Python's warnings and TensorFlow's messages.
     """
     waiting = list(jobs)
     workers: list[_Worker] = []
@@ -134,7 +134,7 @@ def run_jobs(
 
 
 def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -> Any:
-    """Takes the next job for a worker: of its own group, of one that nobody is at, or any."""
+    """Takes the next job for a worker: a job of the worker's group, or of a group without a worker, or any."""
     busy = {other.group for other in workers if other is not worker and other.job is not None}
     places = range(len(waiting))
     own = (place for place in places if waiting[place].group == worker.group)
@@ -143,14 +143,14 @@ def _take(waiting: list[Any], worker: "_Worker", workers: Sequence["_Worker"]) -
 
 
 def _wait(workers: Sequence["_Worker"], stop: StopSignals) -> list["_Worker"]:
-    """Waits for workers that have finished a job, or died over one; perhaps none where a signal has arrived."""
+    """Waits for workers that have finished a job or died; may return none if a signal has arrived."""
     busy = [worker for worker in workers if worker.job is not None]
     ready = connection.wait([stop.descriptor, *(worker.pipe for worker in busy)])
     return [worker for worker in busy if worker.pipe in ready]
 
 
 def _end(workers: Sequence["_Worker"]) -> None:
-    """Ends processes, all within the time that one has."""
+    """Ends all processes within the time limit for one."""
     for worker in workers:
         worker.leave()
     deadline = time.monotonic() + _SECONDS_TO_END
@@ -201,7 +201,7 @@ class _Worker:
 
 
 def _end_with_parent() -> None:
-    """Ends this process, in the middle of a job if need be, once nobody is there to take its result."""
+    """Ends this process, even in the middle of a job, once the parent process has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])

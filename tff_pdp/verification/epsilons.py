@@ -23,14 +23,14 @@ CLIENT_ID_KEY = "client_id.key"
 
 
 class Recomputed(NamedTuple):
-    """Epsilons of releases, each at the delta of its budget, infinite where no bound holds.
+    """Epsilons of releases, each at the delta of the release's budget; infinite if no bound holds.
 
     Attributes:
       releases: the releases on record.
-      own: of each release, by scope; empty of releases without a ledger.
-      composed: of all releases together, by scope, at its delta.
-      deltas: by scope: the largest of its budgets; where only budgets hold, with theirs on top.
-      why_no_bound: why no epsilon holds for all of them together, if so; otherwise empty.
+      own: epsilons of each release, by scope; empty for releases without a ledger.
+      composed: epsilon of all releases together, by scope, at the scope's delta in `deltas`.
+      deltas: delta by scope: the largest of the scope's budgets, plus the deltas of budgets that count as a whole.
+      why_no_bound: reason why no epsilon holds for all releases together; empty if one holds.
     """
 
     releases: Sequence[Release]
@@ -40,7 +40,7 @@ class Recomputed(NamedTuple):
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
-        """Returns the place of a run among the releases: by its id or, of runs without one, the newest of its name."""
+        """Returns the position of a run among the releases: of the run's id or, without id, the newest of the name."""
         places = [
             place
             for place, release in enumerate(self.releases)
@@ -51,10 +51,10 @@ class Recomputed(NamedTuple):
 
 @worked_out_anew()
 def recompute(releases: Sequence[Release]) -> Recomputed:
-    """Composes the releases on record, by dp-accounting and from nothing but the events: nothing is taken from disk.
+    """Composes the releases on record with dp-accounting, from their events alone, without results kept on disk.
 
-    Guarantee: as `tff_pdp.privacy.accounting.ledger.compose_parts`.
-    Assumes: the same; the releases are about the same records.
+    Guarantee: as in `tff_pdp.privacy.accounting.ledger.compose_parts`.
+    Assumes: as there, and that the releases are about the same records.
     """
     known: dict[Any, Any] = {}
     why = why_without_bound(releases)
@@ -85,12 +85,12 @@ def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
 
 
 def is_at_most(value: float, bound: float) -> bool:
-    """Checks that a number is at most another, but for the rounding of other versions of NumPy and SciPy."""
+    """Checks that a number is at most another, up to rounding, which differs between versions of NumPy and SciPy."""
     return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
 
 
 def _spent(ledger: Ledger, scope: str, known: dict[Any, Any]) -> float:
-    """Adds up a ledger's events, computed once where scopes have released the same."""
+    """Adds up a ledger's events, computed once for scopes that have released the same."""
     key = ("events", _key(ledger, scope))
     if key not in known:
         known[key] = ledger.epsilon(scope).best
@@ -98,7 +98,7 @@ def _spent(ledger: Ledger, scope: str, known: dict[Any, Any]) -> float:
 
 
 def _together(ledgers: Sequence[Ledger], scope: str, known: dict[Any, Any]) -> tuple[float, float]:
-    """Returns epsilon and delta as of `compose_parts`, computed once where scopes have released the same."""
+    """Returns epsilon and delta as `compose_parts` does, computed once for scopes that have released the same."""
     parts = [ledger for ledger in ledgers if scope in ledger.budgets]
     key = tuple(_key(ledger, scope) for ledger in parts)
     if key not in known:
@@ -115,7 +115,7 @@ def _key(ledger: Ledger, scope: str) -> Any:
 def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Finding]:
     """Checks `summary.json` and every published export in an experiment's folder.
 
-    Nothing is compared where the record cannot be read, so that nothing was recomputed.
+    If `recomputed` is None, because the record cannot be read, nothing is compared.
     """
     path = output / SUMMARY_FILE
     if path.exists():
@@ -128,7 +128,7 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
 
 
 def export_versions(output: Path) -> Iterator[Path]:
-    """Yields folders of the published versions of all models that were exported from an experiment's folder."""
+    """Yields the folders of all published versions of models exported from an experiment's folder."""
     base_paths = sorted(path for path in (output / EXPORT_FOLDER).glob("*") if layout.is_plain_directory(path))
     for base_path in base_paths:
         yield from layout.published_versions(base_path).values()
@@ -138,7 +138,7 @@ def check_models_are_used(folder: Path) -> None:
     """Checks that the models of a finished run were evaluated and, where its experiment exports them, exported.
 
     Raises:
-      ConfigError: they were not: without key and states, they never could be.
+      ConfigError: they were not, and never could be without key and states.
       DataError: the settings that the run was started with are missing or damaged.
     """
     charges, output, name = read_charges(folder), folder.parent, folder.name
@@ -161,12 +161,12 @@ def read_json(path: Path) -> Mapping[str, Any]:
     """Reads a JSON object.
 
     Raises:
-      DataError: the file is missing, or no such object.
+      DataError: the file is missing, or is not a JSON object.
     """
     try:
         content = json.loads(path.read_bytes())
         if not isinstance(content, dict):
-            raise ValueError("no object")
+            raise ValueError("not a JSON object")
     except FileNotFoundError:
         raise DataError(f"{path} is missing: restore it from a copy") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -177,7 +177,7 @@ def read_json(path: Path) -> Mapping[str, Any]:
 def _summary(output: Path, path: Path, recomputed: Recomputed | None) -> str:
     content = read_json(path)
     if recomputed is None:
-        return "read; not compared, as what is on record is not known"
+        return "read; not compared, as the record cannot be read"
     try:
         places = [_place(path, recomputed, row.get("run"), name) for name, row in content["algorithms"].items()]
         if "silos" in content:
@@ -190,7 +190,7 @@ def _summary(output: Path, path: Path, recomputed: Recomputed | None) -> str:
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): run `tff-pdp evaluate` again") from None
     together = "none" if composed["epsilon"] is None else f"{composed['epsilon']:.6g}"
-    return f"states what the ledgers add up to; of everything on record together: {together}"
+    return f"agrees with the ledgers; epsilon of everything on record together: {together}"
 
 
 def _place(path: Path, recomputed: Recomputed, run_id: str | None, name: str) -> int:
@@ -212,7 +212,7 @@ def _check_silos(
             expected = max(budget.epsilon for budget in budgets)
         _compare(path, f"of {silo['id']}", silo["epsilon_spent"], expected)
         if silo["epsilon_spent"] is not None and silo["delta"] not in {budget.delta for budget in budgets}:
-            raise DataError(f"{path} states delta {silo['delta']} of {silo['id']}, which no ledger has")
+            raise DataError(f"{path} states delta {silo['delta']} of {silo['id']}, a delta that no ledger has")
 
 
 def _check_users(path: Path, content: Mapping[str, Any], recomputed: Recomputed, places: Sequence[int]) -> None:
@@ -224,10 +224,10 @@ def _check_users(path: Path, content: Mapping[str, Any], recomputed: Recomputed,
 
 
 def _compare(path: Path, of_whom: str, stated: float | None, expected: float) -> None:
-    """Checks a stated epsilon; to state none is no promise, so that none is broken."""
+    """Checks a stated epsilon; None promises nothing, so that nothing is to be checked."""
     if stated is not None and not math.isclose(stated, expected, rel_tol=1e-6):
         what = f"adds up to {expected:.6g}" if math.isfinite(expected) else "has no bound"
-        raise DataError(f"{path} states epsilon {stated:.6g} {of_whom}, and the ledger {what}")
+        raise DataError(f"{path} states epsilon {stated:.6g} {of_whom}, but the ledger {what}")
 
 
 def _check_composed(
@@ -238,7 +238,7 @@ def _check_composed(
     recomputed: Recomputed,
     names: Sequence[str],
 ) -> None:
-    """Checks the epsilon of all runs together: it must cover all that are on record by now."""
+    """Checks the epsilon of all runs together: it must cover all runs on record by now."""
     if composed["epsilon"] is None:
         return
     if recomputed.why_no_bound:
@@ -246,23 +246,23 @@ def _check_composed(
     expected = max(recomputed.composed[scope] for scope in scopes)
     if not is_at_most(expected, composed["epsilon"]):
         raise DataError(
-            f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, and what is on "
-            f"record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
+            f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, but all "
+            f"on record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
         )
     delta = max(recomputed.deltas[scope] for scope in scopes)
     if not is_at_most(delta, composed["delta"]):
-        raise DataError(f"{path} states delta {composed['delta']:g} of all runs, which hold at {delta:g} together")
+        raise DataError(f"{path} states delta {composed['delta']:g} of all runs, which together need {delta:g}")
 
 
 def _client_id_key(output: Path, path: Path) -> str:
-    """Checks the key that clients' ids are hashed with against the exports that have such ids."""
+    """Checks that the key that clients' ids are hashed with is the key of the exports that have hashed ids."""
     fingerprint = ClientIdHash.load(path).fingerprint
     for version in export_versions(output):
         with contextlib.suppress(DataError):
             card = read_json(version / layout.MODEL_CARD_FILE)
             if card.get("client_id_key", fingerprint) != fingerprint:
                 raise ServingError(f"{path} is not the key of the ids in {version}: restore it from a copy")
-    return "the key of the ids in all exports that have hashes"
+    return "the key of all exports that have hashed ids"
 
 
 def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple[Status, str]:
@@ -270,10 +270,10 @@ def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple
     card, report = read_json(version / layout.MODEL_CARD_FILE), read_json(version / layout.PRIVACY_REPORT_FILE)
     files = "all files are as the manifest says"
     if recomputed is None:
-        return Status.OK, f"{files}; the privacy report was not compared, as what is on record is not known"
+        return Status.OK, f"{files}; the privacy report was not compared, as the record cannot be read"
     place = recomputed.of(card.get("run"), str(card.get("algorithm")))
     if place is None:
-        return Status.ABSENT, f"{files}; the run that it was made of is not on record here, so nothing was compared"
+        return Status.ABSENT, f"{files}; the exported run is not on record here, so the privacy report was not compared"
     own = recomputed.own[place]
     stated = _stated(output, card, report, list(own))
     for scope, epsilon in stated.items():
@@ -282,15 +282,15 @@ def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple
             if epsilon is not None and not is_at_most(expected, epsilon):
                 raise DataError(
                     f"{version / layout.PRIVACY_REPORT_FILE} states epsilon {epsilon:.6g}"
-                    f"{'' if scope is None else f' of {scope}'}, and the ledger adds up to {expected:.6g}"
+                    f"{'' if scope is None else f' of {scope}'}, but the ledger adds up to {expected:.6g}"
                 )
-    return Status.OK, f"{files}; the privacy report states no less than the ledger adds up to"
+    return Status.OK, f"{files}; the privacy report states at least the epsilons of the ledger"
 
 
 def _stated(
     output: Path, card: Mapping[str, Any], report: Mapping[str, Any], scopes: Sequence[str]
 ) -> dict[str | None, float | None]:
-    """Returns the epsilons of a privacy report, by scope of the ledger; under None a statement on all scopes."""
+    """Returns the epsilons of a privacy report, by scope of the ledger; a statement on all scopes has key None."""
     if "silos" not in report:
         key = "epsilon" if report.get("unit") == "user" else "epsilon_at_most"
         return {None: report.get(key)}
@@ -301,6 +301,6 @@ def _stated(
         hashed = ClientIdHash.load(output / CLIENT_ID_KEY)
         if hashed.fingerprint == card.get("client_id_key"):
             return {scope: trained[hashed(scope)] for scope in scopes if hashed(scope) in trained}
-    # Without the key it is not known whose is which, and the largest holds of all.
+    # Without the key it is not known whose epsilon is which; the largest holds for all.
     epsilons = [epsilon for epsilon in trained.values() if epsilon is not None]
     return {None: max(epsilons)} if len(epsilons) == len(trained) and epsilons else {}

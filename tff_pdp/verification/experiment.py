@@ -1,4 +1,4 @@
-"""Checks everything of an experiment's folder, or of one run, in the order in which one thing rests on the other."""
+"""Checks everything in an experiment's folder, or in the folder of one run, in the order of dependence."""
 
 import contextlib
 import math
@@ -22,7 +22,7 @@ def verify(place: Path) -> Iterator[Finding]:
     """Checks a folder: digests, chains, whether files belong together, and epsilons. Nothing is written.
 
     Raises:
-      ConfigError: the folder is neither the output folder of an experiment, nor that of one of its runs.
+      ConfigError: the folder is neither the output folder of an experiment, nor the folder of one of its runs.
     """
     if is_run(place):
         output, runs = place.parent, [place]
@@ -36,7 +36,7 @@ def verify(place: Path) -> Iterator[Finding]:
     try:
         releases = all_releases(output)
     except DataError as error:
-        yield Finding(output, Status.PROBLEM, f"what was spent in all is not known: {error}")
+        yield Finding(output, Status.PROBLEM, f"the total spending is not known: {error}")
         recomputed = None
     else:
         recomputed = recompute(releases)
@@ -51,7 +51,7 @@ def runs_of(output: Path) -> list[Path]:
     """Lists the folders of an experiment's runs.
 
     Raises:
-      ConfigError: there are none.
+      ConfigError: there is no run.
     """
     found = sorted(path for path in output.glob("*") if not path.name.startswith(".") and is_run(path))
     if not found and not (output / EARLIER).exists():
@@ -72,7 +72,7 @@ def _check_copies(runs: Sequence[Path]) -> Iterator[Finding]:
     """Finds folders that hold one run twice."""
     first: dict[str, Path] = {}
     for folder in runs:
-        # Damage has been told.
+        # Damage is reported elsewhere.
         with contextlib.suppress(DataError):
             run_id = run_id_of(folder)
             if run_id and run_id in first:
@@ -113,7 +113,7 @@ def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
     ledger = release.ledger
     if release.non_private or ledger is None:
         return f"no bound, as {release.non_private or 'there is no ledger'}"
-    # The cost with the one number that came out is no bound of the cost with other numbers.
+    # The cost with the drawn number does not bound the cost with other numbers.
     chosen = [scope for scope in epsilons if ledger.follows_from_a_choice(scope)]
     values = sorted({**epsilons, **{scope: ledger.budgets[scope].epsilon for scope in chosen}}.values())
     bare = [value for value in values if math.isinf(value)]
@@ -121,7 +121,7 @@ def _spent(release: Release, epsilons: Mapping[str, float]) -> str:
         return f"no bound, as scopes are without noise, or without a budget: {len(bare)} of {len(epsilons)}"
     span = f"{values[0]:.6g}" if values[0] == values[-1] else f"{values[0]:.6g} to {values[-1]:.6g}"
     if chosen:
-        return f"epsilon at most {span}: budgets, which alone hold with noised numbers (scopes: {len(values)})"
+        return f"epsilon at most {span}: with noised numbers of examples, only budgets hold (scopes: {len(values)})"
     return f"epsilon {span}, computed anew from the events in the ledger, within the budgets (scopes: {len(values)})"
 
 
@@ -138,7 +138,7 @@ def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _releases_statistics(config: Mapping[str, Any]) -> bool:
-    """Checks if silos of a run have released statistics before training, which were paid for once."""
+    """Checks if silos of a run have released statistics before training, which are charged once."""
     privacy = config.get("privacy", {})
     kinds = [(privacy.get(name) or {}).get("kind") for name in ("num_examples", "feature_scaling")]
     return "noised" in kinds or "dp_moments" in kinds
@@ -161,6 +161,6 @@ def _dataset(clients: Path) -> tuple[Status, str]:
 
 
 def _leftovers(output: Path) -> Iterator[Finding]:
-    """Lists what killed commands left of runs that were replaced: on record, but with keys and states."""
+    """Lists what killed commands left of replaced runs: the runs are on record, but keys and states are still there."""
     for path in sorted(output.glob(".*.removed")):
-        yield Finding(path, Status.STOPPED, "left of a run that was replaced, with its key; the next train removes it")
+        yield Finding(path, Status.STOPPED, "left of a replaced run, with its key; the next `tff-pdp train` removes it")

@@ -27,12 +27,12 @@ from tff_pdp.training.run_folder import (
 
 
 class Status(enum.StrEnum):
-    """The condition of a thing.
+    """The condition of a file or folder.
 
-    OK: as it was written. STOPPED: a process that was stopped left it so. Nothing of the spending is lost, and the next
-    command that writes there mends it. OLD: of an earlier version, which kept no digest: read and counted, but damage
-    would not show. ABSENT: not here, so not checked; nothing says that it has to be here. PROBLEM: damaged, missing, or
-    not as something else says.
+    OK: as it was written. STOPPED: left unfinished by a process that was stopped; no spending is lost, and the next
+    command that writes there mends it. OLD: written by an earlier version, without a digest: read and counted, but
+    damage would not show. ABSENT: not here, so not checked; it need not be here. PROBLEM: damaged, missing, or in
+    contradiction to another file.
     """
 
     OK = "ok"
@@ -46,8 +46,8 @@ class Finding(NamedTuple):
     """The finding of one check.
 
     Attributes:
-      path: of the file or folder.
-      status: its condition.
+      path: path of the file or folder.
+      status: condition of the file or folder.
       text: the finding, in one line.
     """
 
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 
 def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Finding:
-    """Checks one thing: `check` returns a text, and the condition unless all is well, or raises for a problem."""
+    """Runs one check: `check` returns a text if all is well, or a status and a text, or raises for a problem."""
     try:
         found = check()
     except (UserError, OSError) as error:
@@ -69,7 +69,7 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
 
 
 def is_run(folder: Path) -> bool:
-    """Checks if a folder is that of a run, or was."""
+    """Checks if a folder is, or was, the folder of a run."""
     return any((folder / part).exists() for part in (CHARGES_FILE, CHECKPOINTS, SEARCH))
 
 
@@ -114,11 +114,11 @@ def journal_state(path: Path) -> tuple[Status, str]:
     lines = f"lines, chained: {len(content.lines)}"
     if path.exists() and path.stat().st_size > content.num_bytes:
         return Status.STOPPED, (
-            f"{lines}; behind them the beginning of a line that was never confirmed and not acted upon; the next "
-            "command that writes there cuts it off"
+            f"{lines}; after them the beginning of a line that was never confirmed or used; the next command "
+            "that writes there cuts it off"
         )
     if journal.stored_head(path) != content.head:
-        return Status.STOPPED, f"{lines}, all of which count; {journal.head_path(path).name} is behind them"
+        return Status.STOPPED, f"{lines}, all of which count; {journal.head_path(path).name} names an earlier line"
     return Status.OK, lines
 
 
@@ -127,9 +127,9 @@ def _charges(folder: Path) -> tuple[Status, str]:
     status, text = journal_state(path)
     charges = read_charges(folder)
     if charges is None:
-        return Status.OLD, "no charges are on record: what the newest checkpoint says is counted"
+        return Status.OLD, "no charges are on record: the ledger of the newest checkpoint counts"
     _check_order(path, journal.read(path).lines)
-    ending = "closed" if charges.is_closed else "not closed, so that what was reserved counts"
+    ending = "closed" if charges.is_closed else "not closed, so that reserved rounds count"
     return status, f"{text}; rounds on record: {charges.through_round}, {ending}"
 
 
@@ -140,9 +140,9 @@ def _check_order(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         kinds = [one["kind"] for one in lines[:number]]
         counts = counts_of(None if line["ledger"] is None else Ledger.from_json(line["ledger"]))
         if line["kind"] != "closed" and any(counts[key] < count for key, count in before.items()):
-            raise DataError(f"{path}: line {number} says that less was spent than the line before")
+            raise DataError(f"{path}: line {number} records less spending than the line before")
         if "sealed" in kinds[:-1] or (number > 1 and line["kind"] == "opened"):
-            raise DataError(f"{path}: line {number} cannot follow the lines before")
+            raise DataError(f"{path}: line {number} cannot follow the lines before it")
         before = counts
 
 
@@ -172,9 +172,9 @@ def _check_counts(path: Path, stored: StoredCheckpoint, charges: Charges, *, is_
     if (stored.ledger is None) != (charges.ledger is None):
         raise DataError(f"{path} and {CHARGES_FILE} disagree on whether the run has a ledger: restore both from a copy")
     if charges.through_round and any(on_record[key] < count for key, count in own.items()):
-        raise DataError(f"{path} says that more was spent than {CHARGES_FILE}: restore both from a copy")
+        raise DataError(f"{path} records more spending than {CHARGES_FILE} does: restore both from a copy")
     if charges.is_closed and is_newest and (own != on_record or stored.round_number != charges.through_round):
-        raise DataError(f"{path} is not what {CHARGES_FILE} says of the end of the run: restore both from a copy")
+        raise DataError(f"{path} differs from the end of the run in {CHARGES_FILE}: restore both from a copy")
 
 
 def _config(folder: Path) -> tuple[Status, str]:
@@ -228,25 +228,25 @@ def _store(folder: Path) -> tuple[Status, str]:
     if found.was_interrupted:
         return Status.STOPPED, f"{text}; a commit was interrupted, and is undone when the store is opened"
     if found.is_old:
-        return Status.OLD, f"{text}, of the format before, without place and round in them"
+        return Status.OLD, f"{text}, in the previous format, whose checksums lack client and round"
     return Status.OK, text
 
 
 def _leftovers(folder: Path) -> Iterator[Finding]:
-    """Lists what killed commands left beside the files that count."""
+    """Lists files that killed commands left beside the files that count."""
     parts = [folder, folder / CHECKPOINTS, folder / SEARCH]
     for path in sorted(path for part in parts if part.is_dir() for path in part.glob(".*")):
-        yield Finding(path, Status.STOPPED, "left by a command that was stopped; the next one removes it")
+        yield Finding(path, Status.STOPPED, "left by a command that was stopped; the next command removes it")
 
 
 def planned_rounds(folder: Path) -> int | None:
-    """Reads the planned number of a run's rounds; None where it cannot be read."""
+    """Reads the planned number of a run's rounds; None if that cannot be read."""
     rounds = config_of(folder).get("training", {}).get("rounds")
     return rounds if isinstance(rounds, int) else None
 
 
 def config_of(folder: Path) -> Mapping[str, Any]:
-    """Reads the settings of a run, as far as they can be read."""
+    """Reads the settings of a run; empty if they cannot be read."""
     try:
         return read_started_with(folder)
     except (DataError, ConfigError):

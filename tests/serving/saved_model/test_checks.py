@@ -438,7 +438,7 @@ def test_a_manifest_that_was_changed_is_refused_and_one_of_the_first_format_is_r
     content = json.loads(path.read_text(encoding="utf-8"))
     for damaged in ({"num_clients": 1000}, {"format_version": 1}, {"digest": "0" * 64}):
         manifest.write_json(path, content | damaged)
-        with refuses(copy, r"manifest.json is damaged \(its digest is another\); copy the export again"):
+        with refuses(copy, r"manifest.json is damaged \(its digest does not match\); copy the export again"):
             check_export(copy)
     del content["digest"]
     manifest.write_json(path, content)

@@ -152,7 +152,7 @@ def test_with_noised_numbers_of_examples_budgets_are_what_verifies(experiment):
     evaluate_experiment(config, ["fed_avg"])
     found, findings = statuses(config.output)
     assert found == {Status.OK}, findings
-    assert any("budgets, which alone hold" in one.text for one in findings), [one.text for one in findings]
+    assert any("only budgets hold" in one.text for one in findings), [one.text for one in findings]
 
 
 def test_a_delta_below_what_all_runs_hold_at_is_found(experiment):
@@ -165,7 +165,7 @@ def test_a_delta_below_what_all_runs_hold_at_is_found(experiment):
     path.write_text(json.dumps(content))
     found, findings = statuses(config.output)
     assert Status.PROBLEM in found
-    assert any("states delta 1e-05 of all runs, which hold at 0.0001" in one.text for one in findings)
+    assert any("states delta 1e-05 of all runs, which together need 0.0001" in one.text for one in findings)
 
 
 def test_statistics_of_another_registry_are_told_as_such(experiment, monkeypatch, tmp_path):
