@@ -18,24 +18,24 @@ Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 CLAIMS: tuple[Claim, ...] = get_args(Claim)
 GUARANTEES = CLAIMS[:2]
 
-# What makes the random bits inside of computations: `tff_pdp.privacy.mechanisms.random_bits`.
+# The generators of random bits inside computations: `tff_pdp.privacy.mechanisms.random_bits`.
 Generator = Literal["philox", "chacha20"]
 _PHILOX = "random bits are Philox's, which is no cryptographic generator"
 _EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on the others in its batch"
 
 
 def generator_condition(generator: Generator) -> str:
-    """Under which condition a guarantee holds that draws from a generator; empty for a cryptographic one."""
+    """Returns the condition of a guarantee whose bits come from a generator; empty for a cryptographic generator."""
     return _PHILOX if generator == "philox" else ""
 
 
 def condition_of_examples(generator: Generator) -> str:
-    """Under which conditions of floating point and random bits a guarantee holds that sums up examples' gradients."""
+    """Returns the conditions, on floating point and random bits, of a guarantee for sums of examples' gradients."""
     return "; ".join(filter(None, [_EXAMPLES, generator_condition(generator)]))
 
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
-    """The claim for a run, whose own is given, and others on record, which do not say what made their random bits."""
+    """Returns claim and reason for a run, whose own are given, together with runs of unrecorded generators."""
     if claim not in GUARANTEES or _PHILOX in reason:
         return claim, reason
     others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
@@ -43,17 +43,17 @@ def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
 
 
 class UserCosts(Settings):
-    """What the training of one method cost every user, and how its noise compares with what there is to learn.
+    """The cost of one method's training to every user, and its noise compared with the clip norm.
 
     Attributes:
       epsilon_target: the budget; infinite without privacy.
-      epsilon_spent: the smallest bound below; infinite where the claim is `none`, zero where nothing is released.
+      epsilon_spent: the smaller bound below; infinite where the claim is `none`, zero where nothing is released.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
-      noise_multiplier: z, of one round's release as a whole, or of a tree's nodes; zero where nothing is released.
-      num_noised: how many values of a user's release noise changes anything by; zero where nothing is released.
-      noise_to_signal: expected norm of the noise on a round's mean over the clip norm; for trees, of one node's.
+      noise_multiplier: z of one round's whole release, or of each node of a tree; zero where nothing is released.
+      num_noised: number of values of a user's release that the noise changes; zero where nothing is released.
+      noise_to_signal: expected norm of the noise on a round's mean, for trees on one node's, divided by the clip norm.
     """
 
     epsilon_target: float
@@ -75,10 +75,10 @@ class MethodFacts(Settings):
     """A method, and the claim for its models.
 
     Attributes:
-      name: in the registry.
-      title: the name for a reader.
-      claim: of this run.
-      claim_reason: one line that says why.
+      name: name in the registry.
+      title: name in reports.
+      claim: claim for this run.
+      claim_reason: reason for the claim, in one line.
       exported: whether the models were written for serving.
       user_costs: what training cost every user; None where clients are silos.
     """
@@ -92,22 +92,22 @@ class MethodFacts(Settings):
 
 
 class SiloCosts(Settings):
-    """What one silo paid, and the mechanism that was paid for.
+    """The privacy cost to one silo, and the parameters of its mechanism.
 
     Attributes:
       id: the silo's name; empty where a statement is to name no silo.
       num_train: number of training examples, public or noised.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
-      epsilon_spent: what one method's training spent (the largest over the compared methods); the smaller bound below,
+      epsilon_spent: epsilon of one method's training (the largest over the compared methods): the smaller bound below,
         or the budget where the number of training examples was noised; infinite where the claim is `none`.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
-      noise_multiplier: standard deviation of the noise over the clip norm.
+      noise_multiplier: standard deviation of the noise divided by the clip norm.
       sampling_rate: probability that one record takes part in one step.
-      last_round: the last it took part in, when its budget was spent or training ended.
-      claim: of that method's guarantee for this silo; `none` where the silo, or the run, has none.
-      claim_reason: one line that says why.
+      last_round: last round in which the silo took part, before its budget was spent or training ended.
+      claim: claim for this silo; `none` where the silo, or the run, has no guarantee.
+      claim_reason: reason for the claim, in one line.
     """
 
     id: str
@@ -131,16 +131,16 @@ class UserSums(Settings):
       rounds: planned number of rounds.
       num_users: N, for which the sampling rate was set.
       is_constant: whether N is a public constant; otherwise it is the number of users in the data, taken for public.
-      sampling_rate: q, the probability that a user is in a round's cohort; the share of users in it for trees.
+      sampling_rate: q, the probability that a user is in a round's cohort; for trees, the share of users in a cohort.
       expected_cohort: the constant that means are divided by.
-      clip_norm: C, L2 bound on all that one user releases in a round; the first of them where the clip adapts.
-      noise_multiplier: z, as of `UserCosts`, of a method that releases something.
-      quantile: of the norms, that the clip norm follows; None where it is fixed.
-      count_stddev: standard deviation of the noise on the number of norms below the clip norm, where it adapts.
-      sum_noise_multiplier: of the sum alone, where the clip norm adapts.
-      rounds_per_tree: after which a tree starts anew; None where every round has noise of its own.
-      weight_cap: the number of examples from which on a user counts as one; None where all users do.
-      own_support: titles of methods whose users add shares of the noise, only where their own update is not zero.
+      clip_norm: C, L2 bound on all that one user releases in a round; the first bound where the clip norm adapts.
+      noise_multiplier: z as in `UserCosts`, for a method that releases something.
+      quantile: quantile of the norms that the clip norm follows; None where the clip norm is fixed.
+      count_stddev: standard deviation of the noise on the number of norms below a clip norm that adapts.
+      sum_noise_multiplier: noise multiplier of the sum alone, where the clip norm adapts.
+      rounds_per_tree: number of rounds after which a tree starts anew; None where every round has noise of its own.
+      weight_cap: number of examples from which on a user has weight 1; None where all users have the same weight.
+      own_support: titles of methods whose users add shares of the noise, only where a user's own update is not zero.
     """
 
     rounds: int
@@ -159,20 +159,20 @@ class UserSums(Settings):
 
     @property
     def expected_users(self) -> float:
-        """How many users take part in a round, in expectation."""
+        """Expected number of users in a round."""
         return self.sampling_rate * self.num_users
 
 
 class RunsOnRecord(Settings):
-    """What all training runs on record cost together.
+    """The joint cost of all training runs on record.
 
     Attributes:
-      epsilon: the largest over scopes, from the ledgers; None without a ledger.
-      delta: of epsilon.
-      runs: how many there are, replaced ones included; None without a ledger.
-      why_no_bound: if no epsilon holds for all of them, why, as a clause; otherwise empty.
-      elsewhere: how many of them are in other folders.
-      taken_for_granted: of which runs it is not known whether they are about the same records, a sentence each.
+      epsilon: largest epsilon over scopes, from the ledgers; None without a ledger.
+      delta: delta of `epsilon`.
+      runs: number of runs, replaced ones included; None without a ledger.
+      why_no_bound: reason why no epsilon holds for all runs, as a clause; empty where one holds.
+      elsewhere: number of these runs that are in other folders.
+      taken_for_granted: assumptions about runs that may or may not be on the same records, a sentence each.
     """
 
     epsilon: float | None = None
@@ -189,9 +189,9 @@ class SearchFacts(Settings):
     Attributes:
       method: title of the method.
       searched: names of its hyper-parameters.
-      candidates: how many combinations of them.
-      runs: distribution of the number of runs: a name, or the shape of a truncated negative binomial one.
-      mean_runs: its mean; None where every candidate was tried once.
+      candidates: number of combinations of their values.
+      runs: distribution of the number of runs: a name, or the shape of a truncated negative binomial distribution.
+      mean_runs: mean number of runs; None where every candidate was tried once.
     """
 
     method: str
@@ -202,16 +202,16 @@ class SearchFacts(Settings):
 
 
 class TuningFacts(Settings):
-    """What was chosen by looking at results.
+    """The choices that were made by looking at results.
 
     Attributes:
-      methods_compared: how many methods there are results of; where it is less, those of the statement.
-      tuned: names of the settings that were.
-      configurations_tried: how many configurations were looked at for that, the chosen one included.
-      search: what was searched privately.
-      charged_epsilon: of the silo that spent most, or of every user, had every configuration been charged as a release;
-        None where that says nothing.
-      charged_delta: of `charged_epsilon`.
+      methods_compared: number of methods with results; if the statement has more methods, their number counts instead.
+      tuned: names of the settings that were chosen by looking at results.
+      configurations_tried: number of configurations whose results were looked at, the chosen one included.
+      search: the private search, if there was one.
+      charged_epsilon: epsilon of the silo that spent most, or of every user, had every configuration been charged as a
+        release; None where that says nothing.
+      charged_delta: delta of `charged_epsilon`.
     """
 
     methods_compared: int = 1
@@ -223,13 +223,13 @@ class TuningFacts(Settings):
 
 
 class StatementFacts(Settings):
-    """Whatever clients are.
+    """The facts of a statement that silos and users have in common.
 
     Attributes:
-      methods: the compared ones, at least one.
-      on_record: all training runs on the same records.
-      tuning: what was chosen by looking at results.
-      generator: of random bits in training.
+      methods: the compared methods, at least one.
+      on_record: cost of all training runs on the same records.
+      tuning: choices that were made by looking at results.
+      generator: generator of random bits in training.
     """
 
     are_users: ClassVar[bool]
@@ -241,25 +241,25 @@ class StatementFacts(Settings):
 
     @property
     def covered(self) -> tuple[MethodFacts, ...]:
-        """The methods that a claim is about: the exported ones, or all where none was exported."""
+        """The methods that the claim is about: the exported methods, or all where none was exported."""
         return tuple(method for method in self.methods if method.exported) or self.methods
 
     @property
     def compared(self) -> int:
-        """Among how many methods one may have been chosen by results."""
+        """Number of methods among which one may have been chosen by results."""
         return max(self.tuning.methods_compared, len(self.methods))
 
 
 class SiloFacts(StatementFacts, tag="silos"):
-    """Of silos that protect their records or, where these are rows of a contact graph, people or pairs.
+    """The facts of silos that protect their records or, where records are rows of a contact graph, people or pairs.
 
     Attributes:
-      silos: what every silo spent, for one method; at least one.
+      silos: costs of every silo, for one method; at least one silo.
       clip_norm: L2 norm to which each record's gradient is clipped, over all weights jointly.
-      steps: noisy gradient computations of one method in one silo, the largest number over the methods.
+      steps: number of noisy gradient computations of one method in one silo, the largest over the methods.
       sampler: how batches are drawn, as the accounting takes it: `poisson`, `full` or `paper_shuffled`.
-      row_influence: what is protected, and in how many records it is; None where each record is.
-      other_releases: what the ledgers hold besides gradients, in words.
+      row_influence: the protected unit and the number of records that have it; None where each record is a unit.
+      other_releases: releases in the ledgers besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
     """
 
@@ -275,12 +275,12 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def unit(self) -> str:
-        """What is protected: `silo example`, `node` or `edge`."""
+        """The protected unit: `silo example`, `node` or `edge`."""
         return "silo example" if self.row_influence is None else self.row_influence.unit
 
     @property
     def most_spent(self) -> float:
-        """The largest epsilon that one method spent in a silo; infinite where one has none."""
+        """The largest epsilon that one method spent in a silo; infinite where a silo has no bound."""
         return max(silo.epsilon_spent for silo in self.silos)
 
     @property
@@ -290,7 +290,7 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def epsilon_of_two(self) -> float:
-        """The sum of the two silos that spent most; infinite where there are no two, or one has no epsilon."""
+        """The sum of the two largest epsilons of silos; infinite with a single silo, or where one has no bound."""
         spent = sorted(silo.epsilon_spent for silo in self.silos)
         return sum(spent[-2:]) if len(spent) > 1 else math.inf
 
@@ -301,7 +301,7 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def bare(self) -> tuple[SiloCosts, ...]:
-        """Silos that take the claim from all: they added no noise, or have no bound."""
+        """Silos that added no noise or have no bound: with one of them, nothing is claimed for all."""
         return tuple(silo for silo in self.silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier))
 
     @property
@@ -316,17 +316,17 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def left_early(self) -> tuple[SiloCosts, ...]:
-        """Silos that left before the last round, the first to leave first."""
+        """Silos that left before the last round, in the order in which they left."""
         longest = max(silo.last_round for silo in self.silos)
         early = [silo for silo in self.silos if silo.last_round < longest]
         return tuple(sorted(early, key=lambda silo: silo.last_round))
 
 
 class UserFacts(StatementFacts, tag="users"):
-    """Of users, each protected as a whole; every method has its costs.
+    """The facts of users, each protected as a whole; every method has `user_costs`.
 
     Attributes:
-      sums: how what users release is summed and noised.
+      sums: how users' releases are summed and noised.
     """
 
     are_users = True
@@ -336,12 +336,12 @@ class UserFacts(StatementFacts, tag="users"):
 
     @property
     def costs(self) -> dict[str, UserCosts]:
-        """What each method cost, by its name."""
+        """Costs of each method, by the method's name."""
         return {method.name: method.user_costs for method in self.methods if method.user_costs is not None}
 
     @property
     def worst(self) -> UserCosts:
-        """What the costliest method cost."""
+        """Costs of the method with the largest epsilon."""
         return max(self.costs.values(), key=lambda own: own.epsilon_spent)
 
     @property
@@ -351,12 +351,12 @@ class UserFacts(StatementFacts, tag="users"):
 
     @property
     def bare(self) -> tuple[MethodFacts, ...]:
-        """Methods that take the claim from all: they added no noise to what users release."""
+        """Methods that added no noise to what users release: with one of them, nothing is claimed for all."""
         return tuple(one for one in self.covered if one.user_costs and one.user_costs.is_bare)
 
     @property
     def most_spent(self) -> float:
-        """The largest epsilon that one method spent; infinite where one has none."""
+        """The largest epsilon that one method spent; infinite where a method has no bound."""
         return self.worst.epsilon_spent
 
     @property
@@ -372,7 +372,7 @@ class UserFacts(StatementFacts, tag="users"):
     @property
     def delta_of_two(self) -> float:
         """The delta of two users together."""
-        # Beyond this it is far above 1 anyway, and the exponential overflows.
+        # Beyond an epsilon of 100, delta is far above 1 anyway, and the exponential overflows.
         return (1 + math.exp(min(self.most_spent, 100.0))) * self.worst.delta
 
     @property

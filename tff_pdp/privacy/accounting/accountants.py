@@ -1,12 +1,12 @@
-"""Computes the epsilon of a run's steps, and back from a budget the noise that it asks for.
+"""Computes the epsilon of a run's steps and, conversely, the noise that a budget needs.
 
 A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
 into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums
 without sampling, the exact formula. Each of them is an upper bound on its own, so the smallest one may be claimed.
 
-Epsilon can also be bounded by way of data in which whatever differs between two neighbours counts for nothing. If each
-of two mechanisms is (e, d)-indistinguishable from a third, the probability of anything under one of them is at most
-exp(e) (exp(e) p + d) + d where it is p under the other: they are (2 e, (1 + exp(e)) d)-indistinguishable.
+Epsilon can also be bounded through a third data set, in which the rows that differ between two neighbours are zeroed.
+If each of two mechanisms is (e, d)-indistinguishable from a third, anything of probability p under one has at most
+exp(e) (exp(e) p + d) + d under the other: the two are (2 e, (1 + exp(e)) d)-indistinguishable.
 """
 
 import dataclasses
@@ -45,13 +45,13 @@ _COARSEST_PLD_GRID = 100.0
 _ORDERS = (1.0102, *rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
 # Enough to search with, at a sixth of the time, where privacy loss distributions give the smaller bound.
 _FEW_ORDERS = _ORDERS[::6]
-# As much coarser is the grid of a search's first part.
+# Factor by which the grid of a search's first part is coarser.
 _COARSENING = 20.0
-# Of the logarithm of a noise multiplier: for the slope, and the longest step by the slope that ends near the root.
+# Steps of a noise multiplier's logarithm: to measure the slope, and the longest that is trusted to end near the root.
 _SLOPE_STEP, _LONGEST_STEP = 4e-3, 1e-2
-# As far may epsilon stay below its budget, relatively.
+# The share of its budget by which epsilon may stay below it.
 _SLACK = 2.5e-5
-# At large epsilon the best order lies close to 1, where that grid is too coarse.
+# At large epsilon the best order lies close to 1, where the grid of orders is too coarse.
 _LARGEST_REFINED_ORDER = 4.0
 
 
@@ -81,7 +81,7 @@ class EpsilonBounds:
       rdp: bound from Renyi differential privacy.
       pld: bound from privacy loss distributions.
       best: the smallest available bound, which may be claimed.
-      exact: the exact epsilon where everything released is Gaussian sums without sampling.
+      exact: the exact epsilon, where all releases are Gaussian sums without sampling.
     """
 
     rdp: float | None
@@ -100,12 +100,12 @@ def epsilon_bounds(
 
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
-    from public data. Noise is ideal, but for what a `GridNoiseDpEvent` among the events charges for. Noise multipliers
+    from public data. Noise is ideal, except for what a `GridNoiseDpEvent` among the events charges. Noise multipliers
     below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
       event: the releases.
-      delta: in (0, 1); the share of bad luck accepted, well below 1 / number of records.
+      delta: in (0, 1), well below 1 / number of records.
       adjacency: the neighbouring relation; dp_accounting supports Poisson sampling only under ADD_OR_REMOVE_ONE.
       discretisation: width of the PLD grid in units of privacy loss; None chooses one from the size of the answer.
 
@@ -122,7 +122,7 @@ def epsilon_bounds(
 
 @kept(float, float)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
-    """Bounds epsilon in less time than the best bound takes; seldom above the best bound, without coarsening."""
+    """Bounds epsilon in less time than the best bound takes; without coarsening, seldom above the best bound."""
     rough = functools.partial(_rough_epsilon, adjacency=adjacency)
     ideal = functools.partial(_ideal_draft, adjacency=adjacency, coarsening=coarsening)
     draft, more = with_grid_noise(parts, delta, rough, ideal)
@@ -202,13 +202,13 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the smallest noise multiplier, a float32 (to about 2e-5), whose planned steps stay within the budget.
+    """Finds the smallest noise multiplier (a float32, to about 2e-5) with which planned steps stay within the budget.
 
     Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
-    Assumes: as `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
+    Assumes: as in `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
 
     Args:
-      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
@@ -233,7 +233,7 @@ def calibrate_noise_multiplier(
 
 
 def guess_of_poisson(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """Guesses the noise multiplier of so many Poisson-sampled sums, to begin a search with."""
+    """Guesses the noise multiplier of `steps` Poisson-sampled sums, to begin a search with."""
     spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
     return spread / epsilon if epsilon > 0 else 1.0
 
@@ -251,9 +251,9 @@ def solve_noise_multiplier(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     guess: float = 1.0,
 ) -> float:
-    """Finds the smallest noise multiplier within a budget, for any family of events that gets more private with it.
+    """Finds the smallest noise multiplier within a budget, for events whose epsilon falls as the multiplier grows.
 
-    Guarantee, Raises: as `calibrate_noise_multiplier`. The search begins at `guess`.
+    Guarantee, Raises: as in `calibrate_noise_multiplier`. The search begins at `guess`.
     """
     if not epsilon > 0:
         raise BudgetError(f"The privacy budget epsilon={epsilon:g} must be positive; nothing can be released for it.")
@@ -289,7 +289,7 @@ def solve_noise_multiplier(
                 "per step, or spend less on the fixed events."
             )
         found = _root(fine, low, high, tolerance=1e-5)
-    # The bound that will be reported has to hold; the search's may be another one by some millionths.
+    # The reported bound has to hold; the search's bound may differ from it by some millionths.
     step = 1e-5
     while best(found) > 0:
         found, step = found + step, 2 * step
@@ -297,7 +297,7 @@ def solve_noise_multiplier(
 
 
 def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
-    """Finds two logarithms of noise multipliers with a root between them; twice an end of the range where none is."""
+    """Finds two logarithms of noise multipliers around a root; where there is none, one end of the range twice."""
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
     low = high = start
     while excess(high) > 0:
@@ -317,10 +317,10 @@ def _from_coarse_to_fine(
     """Finds the root on the fine grid, mostly by one step from the root on the coarse grid, which costs a tenth.
 
     Args:
-      coarse: excess on the coarse grid, of the logarithm of a noise multiplier.
+      coarse: excess on the coarse grid, as a function of the logarithm of a noise multiplier.
       fine: excess on the fine grid.
-      low: below the coarse root.
-      high: above the coarse root.
+      low: logarithm below the coarse root.
+      high: logarithm above the coarse root.
 
     Returns:
       A little more than the root, so that one evaluation confirms it; None where the two roots are not close.
@@ -339,7 +339,7 @@ def _from_coarse_to_fine(
         return root + step
     if after == before:
         return None
-    # Where the best bound changes from one kind to another, the coarse grid's slope misleads, and so may this one.
+    # Where the best bound changes from one kind to another, the coarse grid's slope misleads, and so may this slope.
     found = root + step - after * step / (after - before) + 5e-6
     return found if abs(found - root) < _LONGEST_STEP and abs(fine(found)) < 4 * _SLACK else None
 
@@ -395,36 +395,36 @@ def _pld_epsilon(
 
 
 def _pld_grid(parts: tuple, rdp: float | None) -> float:
-    """Chooses a grid of some 1e4 cells across the answer; coarser where one step alone would need millions of cells."""
+    """Chooses a cell width: the answer has some 1e4 cells, or fewer where one step alone would need millions."""
     smallest = min(getattr(getattr(event, "event", event), "noise_multiplier", 1.0) for event, _ in parts)
     one_step = 1 / (2 * smallest**2) + 10 / smallest
     answer = 10.0 if rdp is None else rdp
     return max(1e-5, answer * 1e-4, one_step * 1e-6)
 
 
-# Widths of the grid of losses: first a rough one, then one that the answer asks for, of at most so many cells.
+# The grid of losses: its width at first, later its width as a share of the answer, and the most cells it may have.
 _ROUGH, _FINEST_SHARE, _MOST_CELLS = 1e-2, 5e-4, 200_000
 _HOPELESS = 3.0
 
 
 def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float, passes: int = 2) -> float | None:
-    """Bounds epsilon of events with a `zeroed_pld`, released so many times each.
+    """Bounds epsilon of events with a `zeroed_pld`, each released as often as its count says.
 
-    Guarantee: everything together is (epsilon, delta)-DP for neighbours that both are one event's zeroed data away from
-      the same third data set.
-    Assumes: as the events; floating-point noise is treated as real-valued.
+    Guarantee: all releases together are (epsilon, delta)-DP for neighbours that become the same third data set when the
+      rows that an event counts are zeroed.
+    Assumes: what each event assumes; floating-point noise is treated as real-valued.
 
     Args:
-      parts: events, and how often.
+      parts: events and their counts.
       delta: in (0, 1).
-      passes: grids of losses, each finer than the one before; 1 or 2.
+      passes: number of grids of losses, each finer than the one before; 1 or 2.
 
     Returns:
-      None where no bound is found this way: too little noise, or too many rows.
+      The bound; None where no bound is found this way: too little noise, or too many rows.
     """
     parts = list(parts)
     shapes = [event.zeroed_width_and_mean for event, _ in parts]
-    # A mean loss far beyond any bound that could be shown: to compose it would take long for nothing.
+    # The mean loss is far beyond any bound that could be shown: composition would take long and find none.
     lost = sum(count * mean for (_, count), (_, mean) in zip(parts, shapes, strict=True))
     if lost > _HOPELESS * math.log(delta / _SMALLEST_PLD_DELTA):
         return None

@@ -1,7 +1,7 @@
 """Gives every silo its budget: one (epsilon, delta) each, by the section `budgets` of a configuration.
 
-A budget is the same for all silos, goes in turn, or is drawn from a distribution, as the papers on personalised budgets
-do; or it is given silo by silo, in the configuration itself or in a CSV or YAML file of its own.
+A budget is the same for all silos, taken from a list, or drawn from a distribution, as in papers on personalised
+budgets; or it is given silo by silo, in the configuration itself or in a CSV or YAML file of its own.
 """
 
 import csv
@@ -29,7 +29,7 @@ class SiloBudget:
 
     Attributes:
       epsilon: upper limit of the privacy loss, positive; infinite means that no privacy is asked for.
-      delta: share of bad luck accepted, in (0, 1); choose it well below 1 / number of records of the silo.
+      delta: delta of (epsilon, delta)-DP, in (0, 1); choose it well below 1 / number of records of the silo.
 
     Raises:
       ConfigError: a number is out of range.
@@ -69,9 +69,9 @@ class Component(Settings):
     """One Gaussian of a mixture.
 
     Attributes:
-      share: of the silos, in (0, 1].
-      mean: of their epsilons.
-      stddev: their standard deviation.
+      share: share of the silos, in (0, 1].
+      mean: mean of their epsilons.
+      stddev: standard deviation of their epsilons.
     """
 
     share: Annotated[float, Meta(gt=0, le=1)]
@@ -86,7 +86,7 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
 
     Attributes:
       components: the Gaussians, whose shares sum to 1.
-      minimum: the value of draws that are below it.
+      minimum: smallest epsilon; lower draws are raised to it.
     """
 
     components: Annotated[tuple[Component, ...], Meta(min_length=1)]
@@ -111,7 +111,7 @@ class OwnBudget(Settings):
 
     Attributes:
       epsilon: upper limit of the privacy loss.
-      delta: share of bad luck accepted; without it, that of all silos.
+      delta: delta of (epsilon, delta)-DP; without it, the delta of all silos.
     """
 
     epsilon: Epsilon
@@ -123,7 +123,7 @@ class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
 
     Attributes:
       epsilon: upper limit of the privacy loss; infinite (`.inf`) where no privacy is asked for.
-      delta: share of bad luck accepted, well below 1 / number of records of a silo.
+      delta: delta of (epsilon, delta)-DP, well below 1 / number of records of a silo.
     """
 
     epsilon: Epsilon
@@ -135,11 +135,11 @@ class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
 
 
 class Cycled(Settings, tag_field="kind", tag="cycled"):
-    """Gives silos the epsilons of a list in turn, in the sorted order of their names.
+    """Gives the epsilons of a list to the silos, sorted by name; the list starts over at its end.
 
     Attributes:
       epsilons: the list.
-      delta: as of `one_for_all`.
+      delta: delta of every silo, as in `one_for_all`.
     """
 
     epsilons: Annotated[tuple[Epsilon, ...], Meta(min_length=1)]
@@ -157,9 +157,9 @@ class Drawn(Settings, tag_field="kind", tag="drawn"):
     A silo keeps its epsilon when others join or leave. The draws are independent and the same on every machine.
 
     Attributes:
-      distribution: of epsilon.
-      delta: as of `one_for_all`.
-      seed: of the draws.
+      distribution: distribution of epsilon.
+      delta: delta of every silo, as in `one_for_all`.
+      seed: seed of the draws.
     """
 
     distribution: LogUniform | NormalMixture
@@ -183,9 +183,9 @@ class BySilo(Settings, tag_field="kind", tag="by_silo"):
     """Gives every silo a budget of its own.
 
     Attributes:
-      silos: by silo, an epsilon, or epsilon and delta.
-      default_epsilon: of silos that are not named; without it every silo has to be.
-      delta: of silos without a delta of their own.
+      silos: each silo's epsilon, or its epsilon and delta.
+      default_epsilon: epsilon of silos that `silos` does not name; without it every silo must be named.
+      delta: delta of silos without a delta of their own.
     """
 
     silos: dict[str, Epsilon | OwnBudget]
@@ -196,7 +196,7 @@ class BySilo(Settings, tag_field="kind", tag="by_silo"):
         """Returns the budget by client id, in sorted order.
 
         Raises:
-          ConfigError: a silo is named that does not exist, or one has no epsilon or no delta.
+          ConfigError: a named silo does not exist, or a silo has no epsilon or no delta.
         """
         places = {name: f"{_KEY}.silos.{name}" for name in self.silos}
         return _given_by_name(f"{_KEY}.silos", self.silos, places, self, client_ids)
@@ -209,8 +209,8 @@ class FromFile(Settings, tag_field="kind", tag="from_file"):
       file: a `.csv` file with the header `silo,epsilon` or `silo,epsilon,delta`, where a cell of delta may be empty; or
         a `.yaml` or `.yml` file that maps silos to epsilons, or to `{epsilon: .., delta: ..}`. UTF-8. Relative to the
         working directory.
-      default_epsilon: as of `by_silo`.
-      delta: as of `by_silo`.
+      default_epsilon: epsilon of silos that the file does not name; without it every silo must be named.
+      delta: delta of silos without a delta of their own.
     """
 
     file: Name
@@ -222,7 +222,7 @@ class FromFile(Settings, tag_field="kind", tag="from_file"):
 
         Raises:
           ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of
-            range; a silo is named that does not exist, or one has no epsilon or no delta.
+            range; a named silo does not exist, or a silo has no epsilon or no delta.
         """
         given, places = read_budget_file(self.file)
         return _given_by_name(self.file, given, places, self, client_ids)
@@ -235,11 +235,11 @@ def read_budget_file(path: str | Path) -> tuple[dict[str, float | OwnBudget], di
     """Reads a file of budgets, whose forms `FromFile` describes.
 
     Returns:
-      By silo, the budget, and the place in the file for messages.
+      Each silo's budget, and each silo's place in the file, for messages.
 
     Raises:
-      ConfigError: naming the file, and of CSV the line: the file cannot be read, is of neither form, has a silo more
-        than once, or a number that is missing or out of range.
+      ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of
+        range. The message names the file and, for CSV, the line.
     """
     path = Path(path)
     if path.suffix.lower() not in (".csv", ".yaml", ".yml"):
@@ -257,7 +257,7 @@ def read_budget_file(path: str | Path) -> tuple[dict[str, float | OwnBudget], di
 
 
 def _csv_rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields of each line: silo, place for messages, and cells as numbers where they are such."""
+    """Yields for each line its silo, its place for messages, and its cells, as numbers where possible."""
     try:
         # Spreadsheets put a byte order mark before the header.
         text = path.read_text(encoding="utf-8-sig")

@@ -1,10 +1,10 @@
-"""Finds how many rounds a noise allows a silo, and the noise that the MR-MTL paper's released code chooses.
+"""Finds how many rounds a silo's budget allows, and the noise that the MR-MTL paper's released code chooses.
 
-A silo leaves a run after the last round that its budget pays for, which is known before the first.
+A silo leaves a run after the last round that its budget pays for, which is known before the first round.
 
-The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. It is for comparison with
-published figures. Its cost is bounded by `tff_pdp.privacy.accounting.accountants` all the same, and comes out well
-below the epsilon it was asked for.
+The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. That noise is for
+comparison with published figures. `tff_pdp.privacy.accounting.accountants` bounds its cost all the same: well below the
+epsilon that it was chosen for.
 """
 
 import bisect
@@ -35,19 +35,19 @@ def rounds_within_budget(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     first: tuple[dp_accounting.DpEvent, int] | None = None,
 ) -> int:
-    """Counts the rounds a silo takes part in: the most that stay within its budget, of those planned.
+    """Counts the rounds that a silo takes part in: the planned rounds, or as many of them as its budget pays for.
 
-    Guarantee: `fixed_events`, that many repetitions of `round_event` and what `first` adds to them are jointly
-    (epsilon, delta)-DP with the budget's epsilon and delta; and when the silo leaves is a function of the arguments
-    alone, so it reveals nothing about the silo's records. It may reveal the budget.
+    Guarantee: with the returned number of rounds, `fixed_events`, all of `round_event` and all of `first` are jointly
+    (epsilon, delta)-DP with the budget's epsilon and delta. The number is a function of the arguments alone, so it
+    reveals nothing about the silo's records. It may reveal the budget.
     Assumes: each event describes its mechanism for the given adjacency, no round releases anything else, and the
     parameters of all events and the budget are public and fixed without looking at the data.
 
     Args:
-      budget: the silo's.
+      budget: budget of the silo.
       round_event: the releases of every round about the silo.
       fixed_events: the silo's other releases, once each, whether it takes part in any round or not.
-      rounds: the planned rounds, at least 0.
+      rounds: number of planned rounds, at least 0.
       adjacency: the neighbouring relation of all events.
       first: a further release of each of the first rounds, and the number of these rounds.
 
@@ -81,7 +81,7 @@ def rounds_within_budget(
     return bisect.bisect_left(range(1, int(rounds)), True, key=lambda count: not fits(count))
 
 
-# Those of the released code.
+# The orders of the released code.
 _ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *map(float, range(5, 64)), 128.0, 256.0, 512.0)
 _TOLERANCE = 1e-5
 
@@ -89,10 +89,10 @@ _TOLERANCE = 1e-5
 def paper_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, other_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the noise multiplier at which `paper_epsilon` is `epsilon`; more noise than the budget needs.
+    """Finds the noise multiplier at which `paper_epsilon` is `epsilon`: more noise than the budget needs.
 
     Args:
-      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
@@ -123,17 +123,17 @@ def paper_epsilon(
     """Computes epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order.
 
     Guarantee: an upper bound, looser than that of `tff_pdp.privacy.accounting.accountants`.
-    Assumes: as `poisson_gaussian_event`.
+    Assumes: as in `poisson_gaussian_event`.
 
     Args:
       noise_multiplier: noise standard deviation / clip norm.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: number of noisy sums.
-      others: other releases of the same silo, and how often each.
+      others: other releases of the same silo, and the count of each.
 
-    Source: Mironov, "Renyi differential privacy", 2017, proposition 3. Which conversion the published figures were made
-    with is not stated: of those that TensorFlow Privacy has had, this one gives them.
+    Source: Mironov, "Renyi differential privacy", 2017, proposition 3. The paper does not name its conversion; among
+    the conversions that TensorFlow Privacy has had, this one gives the published figures.
     """
     accountant = RdpAccountant(_ORDERS)
     accountant.compose(poisson_gaussian_event(sampling_rate, noise_multiplier, steps))
@@ -149,7 +149,7 @@ def _solve(epsilon: float, delta: float, sampling_rate: float, steps: int, other
         return math.log(paper_epsilon(math.exp(log_noise), delta, sampling_rate, steps, others) / epsilon)
 
     floor, ceiling = math.log(SMALLEST_NOISE_MULTIPLIER), math.log(LARGEST_NOISE_MULTIPLIER)
-    # Where concentrated differential privacy, which sampling makes smaller by about its rate squared, has it.
+    # A guess by concentrated differential privacy, whose cost sampling multiplies by about the square of its rate.
     loss = math.sqrt(epsilon + math.log(1 / delta)) - math.sqrt(math.log(1 / delta))
     guess = min(max(math.log(sampling_rate * math.sqrt(steps / 2) / loss), floor), ceiling)
     low, high = guess - 0.1, guess + 0.1

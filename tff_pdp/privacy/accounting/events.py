@@ -22,10 +22,10 @@ from tff_pdp.errors import ConfigError
 # Less noise than this protects nothing (one sum costs epsilon of some 5e5), and the accountants' arithmetic overflows.
 NOISE_FLOOR = 1e-3
 
-# More than what rounding takes away from one Renyi divergence times (order - 1).
+# Above the error by which rounding makes one Renyi divergence times (order - 1) too small.
 _CANCELLATION = 1e-14
 
-# Terms of a series that are computed at once, and how small (as a logarithm) the last one of a series is.
+# Number of terms of a series that are computed at once, and the logarithm of a term at which a series ends.
 _TERMS, _SMALLEST_TERM = 64, -30
 
 
@@ -40,19 +40,19 @@ class CustomDpEvent(dp_accounting.DpEvent):
         """Returns a privacy loss distribution that dominates one application, or None where none is known."""
         return None
 
-    # Whether `zeroed_pld` is how its privacy loss is bounded besides `rdp`.
+    # Whether `zeroed_pld`, in place of `pld`, bounds the privacy loss besides `rdp`.
     is_through_zeros = False
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """Distance of the smallest and the largest loss of `zeroed_pld`, and roughly their mean."""
+        """Distance between the smallest and the largest loss of `zeroed_pld`, and roughly the mean loss."""
         return 0.0, 0.0
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns a distribution that dominates one application against another on data without what differs.
+        """Returns a privacy loss distribution that dominates one application against the same on zeroed data.
 
-        Either of two neighbours is that far from the same zeroed data; see `tff_pdp.privacy.accounting.accountants`.
-        None where no such distribution is known.
+        Two neighbours have the same zeroed data, in which the rows that differ count for nothing; see
+        `tff_pdp.privacy.accounting.accountants`. None where no such distribution is known.
         """
         return None
 
@@ -61,8 +61,8 @@ class CustomDpEvent(dp_accounting.DpEvent):
 class ExponentialMechanismDpEvent(CustomDpEvent):
     """One choice by the exponential mechanism (or report-noisy-max with Gumbel noise) that is epsilon-DP.
 
-    Which epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for one record more or
-    less gives 2 epsilon for one replaced.
+    Epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for adding or removing one
+    record gives 2 epsilon for replacing one.
 
     It must not be recorded as the Gaussian event with the same concentrated-DP parameter: that equality holds for RDP
     only, and PLD or the exact Gaussian formula would then claim too little.
@@ -77,7 +77,7 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
         return np.minimum(self.epsilon**2 / 8 * orders, self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Returns that of randomised response with the same epsilon, which dominates every epsilon-DP mechanism."""
+        """Returns the loss of randomised response with this epsilon, which dominates every epsilon-DP mechanism."""
         parameters = privacy_loss_distribution.common.DifferentialPrivacyParameters(self.epsilon, 0)
         return privacy_loss_distribution.from_privacy_parameters(
             parameters, value_discretization_interval=discretisation
@@ -88,11 +88,11 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
 class ParameterChoiceDpEvent(CustomDpEvent):
     """One epsilon-DP release by which parameters of later mechanisms are chosen, such as their sampling rate.
 
-    Accountants compose mechanisms whose parameters were fixed in advance. Where a released number n decides them, each
-    n is followed by another mechanism, and a bound that lets the privacy losses of the number and of what follows
-    cancel in part, as the composition of a Laplace mechanism does, is one for each n alone and not for all together.
-    Here the release loses all of its epsilon, whatever comes out: the epsilons of both then add up, which holds for
-    any choice, provided that for every n what follows stays within the rest of the budget.
+    Accountants compose mechanisms whose parameters were fixed in advance. Where a released number n sets parameters,
+    each n is followed by another mechanism. Composition with a Laplace mechanism lets the privacy losses of n and of
+    the later mechanism cancel in part: such a bound holds for each n alone, but not for all together. Here the release
+    always loses all of its epsilon, and the epsilons of both add up. This sum holds for any choice, provided that for
+    every n the later releases stay within the rest of the budget.
 
     Source: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, theorem B.1 (sequential
     composition with a second mechanism that may depend on the outcome of the first).
@@ -115,7 +115,7 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """The library's privacy loss of a sampled Gaussian, with the losses of a whole grid inverted at once.
 
     Guarantee: the same numbers, to the bit. The library inverts one loss after the other, in Python, which is most of
-      the cost of a privacy loss distribution; at the ends of a loss's range, and beyond, the library is asked.
+      the cost of a privacy loss distribution; at the ends of a loss's range, and beyond, its own function is used.
     """
 
     _inverted: Mapping[float, float] = {}
@@ -130,7 +130,7 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             self._inverted = {}
 
     def inverse_privacy_loss(self, privacy_loss: float) -> float:
-        """Returns the largest x at which the loss is at least so much; see the library."""
+        """Returns the largest x at which the loss is at least `privacy_loss`; see the library."""
         inverted = self._inverted.get(float(privacy_loss), math.nan)
         return super().inverse_privacy_loss(privacy_loss) if math.isnan(inverted) else inverted
 
@@ -149,7 +149,7 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
         return np.where(inside & np.isfinite(unsampled), inverted, math.nan)
 
 
-# Where the library makes the distribution of a Gaussian it finds this form of its privacy loss.
+# The library takes this class where it makes the privacy loss distribution of a Gaussian.
 privacy_loss_mechanism.GaussianPrivacyLoss = GaussianPrivacyLoss
 
 
@@ -163,7 +163,7 @@ def hockey_stick_divergences(
     Args:
       infinity_mass: probability that the loss is infinite.
       losses: `[losses]`, ascending.
-      probs: `[losses]`, their probabilities.
+      probs: `[losses]`, probability of each loss.
       epsilons: `[epsilons]`, ascending.
 
     Raises:
@@ -185,7 +185,7 @@ def hockey_stick_divergences(
     return divergences
 
 
-# Where the library asks a distribution for its divergences it finds this form.
+# The library takes this function where it asks a distribution for its divergences.
 pld_pmf._get_delta_for_epsilon_vectorized = hockey_stick_divergences
 
 
@@ -212,7 +212,7 @@ def sampled_gaussian_rdp(sampling_rate: float, noise_multiplier: float, orders: 
 
 
 def _sampled_gaussian(event: dp_accounting.DpEvent) -> tuple[float, float] | None:
-    """Returns sampling rate and noise multiplier of a Poisson-sampled Gaussian; None of another event."""
+    """Returns sampling rate and noise multiplier of a Poisson-sampled Gaussian; None for another event."""
     if not isinstance(event, dp_event.PoissonSampledDpEvent) or not isinstance(event.event, dp_event.GaussianDpEvent):
         return None
     rate, noise = event.sampling_probability, event.event.noise_multiplier
@@ -313,7 +313,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 def repeated(
     event: dp_accounting.DpEvent, noise_multiplier: float, steps: int, *, is_empty: bool
 ) -> dp_accounting.DpEvent:
-    """Builds the event of `steps` releases of an event with this noise, of which none releases anything if `is_empty`.
+    """Builds the event of `steps` releases of an event with this noise multiplier; nothing is released if `is_empty`.
 
     Raises:
       ConfigError: noise multiplier or steps are out of range.
@@ -368,7 +368,7 @@ def event_from_dict(stored: Mapping[str, Any]) -> dp_accounting.DpEvent:
     """Restores an event that `event_to_dict` wrote.
 
     Raises:
-      ConfigError: the name is not that of a known event. A `CustomDpEvent` is known once its module is imported.
+      ConfigError: no known event has the stored name. A `CustomDpEvent` is known once its module is imported.
     """
     known = {kind.__name__: kind for kind in [*dp_event.DpEvent.__subclasses__(), *CustomDpEvent.__subclasses__()]}
     if stored.get("name") not in known:

@@ -1,27 +1,27 @@
 """Charges for noise that is made by floating-point functions in place of ideal Gaussians.
 
-Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, K a rounded Gaussian x as it was computed.
+Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, where K is a computed Gaussian x, rounded.
 Computed and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other.
-So K differs only where x is that close to where two steps meet. Let e be that distance, and g the width of a step, in
-standard deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made wider
-by e on all sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the density
-over a cell, which is below 5 % for steps of 2**-9 and less, the logarithm of the ratio of both probabilities is at most
+So K differs only where x is that close to the border of two steps. Let e be that distance, and g the width of a step,
+in standard deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made
+wider by e on all sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the
+density over a cell (below 5 % for steps of 2**-9 and less), the logarithm of the ratio of both probabilities is at most
 
     4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6; beyond lie pairs of a mass of exp(-56), under both laws. There the digits of the radius end:
-half of the last, 2**-129, moves a pair of length r by 2**-129 exp(r^2 / 2) / r more, which is next to nothing for most
-of those that come at all. Nothing is said of pairs beyond a length of 12, a mass of exp(-72).
+where r is at most 10.6; longer pairs have a mass of exp(-56), under both laws. There the digits of the radius end: half
+of the last digit, 2**-129, moves a pair of length r by 2**-129 exp(r^2 / 2) / r more, which is next to nothing for most
+of these pairs. Nothing is claimed about pairs longer than 12, which have a mass of exp(-72).
 
-*Composition.* What was drawn before does not change the law of the next pair, so that the logarithms l of the ratios of
-all n pairs of a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at
-most x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2
+*Composition.* Earlier draws do not change the law of the next pair, so the logarithms l of the ratios of all n pairs of
+a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most
+x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2
 below 2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a
-probability of at most exp(-L), whatever s is (a Chernoff bound for martingales; an addition of the largest logarithms
+probability of at most exp(-L), for every s (a Chernoff bound for martingales; an addition of the largest logarithms
 would give n k r).
 
-*Charge.* Let ratios be within exp(a) in both directions but for a mass of b. If everything with ideal noise is
-(epsilon, delta)-DP, with computed noise it is (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
+*Charge.* Let ratios be within exp(a) in both directions, except for a mass of b. If all releases with ideal noise are
+(epsilon, delta)-DP, with computed noise they are (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
 """
 
 import math
@@ -35,11 +35,11 @@ from tff_pdp.privacy.accounting.events import CustomDpEvent
 # The bound of `random_bits.gaussians`, and the most steps in a standard deviation that `grid_noise` takes.
 ROUNDING = 9 * 2.0**-53
 MOST_STEPS = 2.0**19
-# Change of a logarithm per unit that a pair is moved, in standard deviations; and per unit of the pair's length.
+# Change of a logarithm per standard deviation by which a pair is moved; and per unit of the pair's length.
 _PER_UNIT = 4.2 * MOST_STEPS
 _PER_LENGTH = _PER_UNIT * ROUNDING
 _LONGEST, _LONGER = 10.6, math.exp(-56.0)
-# For large epsilons: how many pairs may be longer, up to which length, and half of the radius's last digit.
+# For large epsilons: number of pairs that may be longer, their largest length, and half of the radius's last digit.
 _LONG_PAIRS, _LONGEST_STILL, _HALF_A_DIGIT = 2, 12.0, 2.0**-129
 _MEAN_SQUARE = 2.1
 # The share of delta that goes to the mass with larger ratios, twice, and of pairs that are too long, twice. A hundredth
@@ -52,10 +52,10 @@ _LARGEST_DISTANCE = 0.5
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class GridNoiseDpEvent(CustomDpEvent):
-    """So many values of noise on a grid, drawn in place of the ideal noise of other events.
+    """Noise on a grid, drawn in place of the ideal noise of other events; `values` bounds the number of drawn values.
 
     It releases nothing of its own. `tff_pdp.privacy.accounting.accountants` computes the other events' epsilon for a
-    smaller delta, and adds the distance of the laws. The number is an upper bound on what is drawn in all.
+    smaller delta, and adds the distance of the laws.
     """
 
     values: int
@@ -66,11 +66,11 @@ class GridNoiseDpEvent(CustomDpEvent):
 
 
 def grid_distance(values: int, log_mass: float) -> float:
-    """Bounds the logarithm of the ratio of computed and ideal laws, but for a mass of `exp(-log_mass)`.
+    """Bounds the logarithm of the ratio of computed and ideal laws, except for a mass of `exp(-log_mass)`.
 
     Args:
       values: number of values that are drawn.
-      log_mass: positive.
+      log_mass: minus the logarithm of the mass, positive.
 
     >>> grid_distance(10**6, 30.0) < 2e-4
     True
@@ -91,8 +91,8 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
 
     Args:
       parts: events and their counts.
-      delta: for all of them.
-      rough: `(parts, delta) -> epsilon`, an upper bound, whatever its size.
+      delta: delta of all events together.
+      rough: `(parts, delta) -> epsilon`, an upper bound, however loose.
       bound: `(parts, delta) -> bounds`.
 
     Returns:
@@ -116,5 +116,5 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
         distance += _LONG_PAIRS * _PER_UNIT * moved
     if distance > _LARGEST_DISTANCE:
         return bound(ideal, delta), math.inf
-    # Both masses, in both directions, fit into the share.
+    # Both masses, in both directions, fit into the share of delta.
     return bound(ideal, delta * (1 - _SHARE) * math.exp(-distance)), 2 * distance

@@ -1,7 +1,7 @@
-"""Keeps results of accountants on disk, for later processes, and computes the costs of many silos side by side.
+"""Keeps results of accountants on disk, for later processes, and computes the costs of many silos in parallel.
 
-A bound on epsilon takes up to a second, and the search for a silo's noise asks for ten of them. All are functions of
-public arguments, and every command of a run asks for the same ones again.
+A bound on epsilon takes up to a second, and the search for a silo's noise needs ten bounds. All are functions of public
+arguments, and every command of a run needs the same bounds again.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tff_pdp.files import atomic_file
 T = TypeVar("T")
 
 _LIBRARIES = ("dp-accounting", "numpy", "scipy")
-# Time of a further process until it has imported the accountants.
+# Time that a further process takes to import the accountants.
 _SECONDS_TO_START = 2.0
 _is_used: ContextVar[bool] = ContextVar("what accountants worked out is taken from disk", default=True)
 
@@ -33,14 +33,14 @@ _is_used: ContextVar[bool] = ContextVar("what accountants worked out is taken fr
 def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Makes a decorator that keeps a function's results in memory and on disk.
 
-    Guarantee: a result from disk was worked out by the same code and libraries for the same arguments; a damaged one is
-      worked out anew.
+    Guarantee: a result from disk was computed by the same code and libraries for the same arguments; a damaged result
+      is computed anew.
     Assumes: the function's result follows from its arguments and the code of this package alone; whoever can write to
       the user's own cache can also change the code.
 
     Args:
-      encode: a result as plain data for JSON.
-      decode: the reverse.
+      encode: turns a result into plain data for JSON.
+      decode: turns such data into the result.
     """
 
     def decorator(function: Callable[..., T]) -> Callable[..., T]:
@@ -75,7 +75,7 @@ def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Ca
 
 @contextlib.contextmanager
 def worked_out_anew() -> Iterator[None]:
-    """Takes nothing from disk inside the block, and leaves nothing there: for checks of what was stated before."""
+    """Neither reads results from disk nor writes them inside the block: for checks of earlier statements."""
     token = _is_used.set(False)
     try:
         yield
@@ -85,7 +85,7 @@ def worked_out_anew() -> Iterator[None]:
 
 @cache
 def folder() -> Path:
-    """Returns the folder of results of this code and these libraries, in the user's cache (`$XDG_CACHE_HOME`)."""
+    """Returns the folder for results of this code and these libraries, in the user's cache (`$XDG_CACHE_HOME`)."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -95,15 +95,15 @@ def folder() -> Path:
 
 
 def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns the results of calls that ask accountants, in order; many long calls are shared among processes.
+    """Returns the results of calls of accountants, in order; many long calls are shared among processes.
 
-    Another process leaves its results on disk, where this one then finds them.
+    Other processes leave their results on disk, from where this process then reads them.
 
     Args:
-      calls: can be pickled, and their results follow from their arguments alone.
+      calls: functions that can be pickled and whose results follow from their arguments alone.
 
     Raises:
-      Whatever the first call to fail raises.
+      Exception: as raised by the first call that fails.
     """
     started = time.monotonic()
     results = [call() for call in calls[:1]]
@@ -122,7 +122,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def _started(calls: Sequence[Callable[[], Any]]) -> subprocess.Popen[bytes]:
-    """Starts a process that makes some calls, for their results on disk; this process repeats those that fail."""
+    """Starts a process that makes some calls, for their results on disk; this process repeats calls that fail."""
     # Not by `multiprocessing`, which runs a user's script again, unless that is written for it.
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],

@@ -1,4 +1,4 @@
-"""Records releases: an append-only list of events for each scope, and the epsilon of them all."""
+"""Records releases: an append-only list of events for each scope, and their joint epsilon."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ class LedgerEntry:
     Attributes:
       scope: owner of the data: a silo's name, or one name for all users at user level.
       event: one release.
-      count: how often.
-      reason: its purpose, in the words of the report.
+      count: number of these releases.
+      reason: purpose of the release, in the words of the report.
     """
 
     scope: str
@@ -37,9 +37,9 @@ class Ledger:
 
     Guarantee: for every scope, all recorded releases together are (epsilon, delta)-DP for that scope's records, with
     `epsilon(scope).best` at most the budget. The order in which steps were recorded does not matter.
-    Assumes: all releases about the scope's data are recorded, also those of earlier runs; every event holds for this
-    adjacency; noise multipliers, sampling rates, counts and budgets are public and fixed without looking at the data,
-    so that refusing a step is a stop rule known in advance.
+    Assumes: all releases about the scope's data are recorded, also releases of earlier runs; every event holds for the
+    ledger's adjacency; noise multipliers, sampling rates, counts and budgets are public and fixed without looking at
+    the data, so that refusing a step is a stop rule known in advance.
 
     >>> from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
     >>> ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"clinic": SiloBudget(1.0, 1e-5)})
@@ -52,9 +52,9 @@ class Ledger:
         """Creates an empty ledger.
 
         Args:
-          unit: what one record is: `silo_example`, `user`, `node`, `edge` or `instance`.
+          unit: unit of protection: `silo_example`, `user`, `node`, `edge` or `instance`.
           adjacency: the neighbouring relation of every event in this ledger.
-          budgets: by scope.
+          budgets: budget of each scope.
         """
         self.unit = unit
         self.adjacency = adjacency
@@ -67,7 +67,7 @@ class Ledger:
 
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
-        """Everything recorded, by first occurrence; repetitions for the same reason are one entry."""
+        """All entries in order of their first release; releases of one event for the same reason are one entry."""
         return tuple(self._entries)
 
     @property
@@ -82,7 +82,7 @@ class Ledger:
 
         Args:
           scope: owner of the data.
-          further: count of each event.
+          further: count of each further event.
 
         Raises:
           BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.
@@ -116,7 +116,7 @@ class Ledger:
         """Records `count` releases of `event`, after `precheck`: an overspending entry is never recorded.
 
         Raises:
-          BudgetError, ConfigError: as `precheck`.
+          BudgetError, ConfigError: as in `precheck`.
         """
         event = hashable(event)
         self.precheck(scope, {event: count})
@@ -185,7 +185,7 @@ class Ledger:
     def _look_ahead(
         self, scope: str, event: dp_accounting.DpEvent, before: Mapping[dp_accounting.DpEvent, int]
     ) -> None:
-        """Verifies more than asked for, so that a run charged step by step needs accounting only now and then."""
+        """Verifies larger counts than planned, so that a run charged step by step seldom needs accounting."""
         planned = self._verified[scope]
         for factor, others in ((2.0, before), (2.0, {}), (1.25, {}), (1.05, {})):
             further = {kind: max(total, others.get(kind, 0)) for kind, total in planned.items()}
@@ -198,7 +198,7 @@ class Ledger:
         return epsilon_bounds(_composed(counts), self.budgets[scope].delta, self.adjacency)
 
     def follows_from_a_choice(self, scope: str) -> bool:
-        """Checks if a number that was released with noise has chosen parameters of the scope's other releases."""
+        """Checks if a number that was released with noise has set parameters of the scope's other releases."""
         return any(isinstance(event, ParameterChoiceDpEvent) for event in self._counts.get(scope, ()))
 
     def _check_scope(self, scope: str) -> None:
@@ -210,18 +210,18 @@ class Ledger:
 
 
 def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, float]:
-    """Bounds the cost of everything in some scopes of some ledgers, to a record that is in all of these scopes.
+    """Bounds the joint cost of all releases in the given scopes of ledgers, to a record that is in all these scopes.
 
     Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
 
-    Where a number that was released with noise chose later releases, the events do not say which releases other numbers
-    would have chosen. Such a scope counts with its budget, which holds for each number.
+    Where a number that was released with noise chose later releases, the events do not show the releases that other
+    numbers would have chosen. Such a scope counts with its budget, which holds for every number.
 
     Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all of these scopes.
     Assumes: the ledgers list all releases about the records.
 
     Args:
-      parts: ledgers of the same unit and adjacency, with a scope of each; a ledger may be there with several.
+      parts: pairs of a ledger and one of its scopes; all ledgers have the same unit and adjacency.
 
     Returns:
       The bounds on epsilon, and their delta: the largest among these scopes' budgets, plus the deltas of scopes that

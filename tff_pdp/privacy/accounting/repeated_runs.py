@@ -20,7 +20,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import guess_of_poisson, poisson_gaussian_event, solve_noise_multiplier
 from tff_pdp.privacy.accounting.events import require
 
-# Shapes with a name of their own.
+# Shapes that have names.
 LOGARITHMIC = 0.0
 GEOMETRIC = 1.0
 POISSON = math.inf
@@ -29,7 +29,7 @@ POISSON = math.inf
 _UNIFORM_BITS = 256
 _DIGITS = 200
 _HALF = decimal.Decimal("0.5")
-# Where exp(shape * x) - 1 would lose half of the digits, it is shape * x to as many.
+# Below this shape, exp(shape * x) - 1 would lose half of its digits, and shape * x agrees with it in the other half.
 _SMALLEST_SHAPE = decimal.Decimal(10) ** -(_DIGITS // 2)
 
 
@@ -71,15 +71,15 @@ class NumberOfRuns:
         return rdp_privacy_accountant._gamma_truncated_negative_binomial(self.shape, self.mean)
 
     def draw(self, below: Callable[[int], int]) -> int:
-        """Draws how many runs to make: at least 1, but perhaps 0 if Poisson.
+        """Draws how many runs to make: at least 1, or at least 0 under the Poisson distribution.
 
-        Guarantee: the number does not depend on any data. Each number has its probability up to 2**-250, which is up to
-          a factor of exp(2**-44) for all numbers but those whose probability is below 2**-200.
+        Guarantee: the number does not depend on any data. Each number's probability is right up to 2**-250, and up to
+          a factor of exp(2**-44) where it is at least 2**-200.
         Assumes: `below` draws from a secret that serves nothing else. Neither the number nor the duration of the search
-          is revealed: whoever knows it knows the cost of a fixed number of runs.
+          is revealed: once it is known, the search costs as much as a fixed number of runs.
 
         Args:
-          below: draws a whole number below its argument and at least 0, each as likely.
+          below: draws a whole number uniformly, from 0 up to but not including its argument.
         """
         with decimal.localcontext(decimal.Context(prec=_DIGITS)):
             # By inversion: the first number whose distribution function is above a uniform number.
@@ -98,7 +98,7 @@ class NumberOfRuns:
         else:
             number, gamma, shape = 1, decimal.Decimal(self.gamma), decimal.Decimal(float(self.shape))
             ratio = 1 - gamma
-            # gamma**-shape - 1 over shape, and its limit at zero.
+            # (gamma**-shape - 1) / shape, and its limit at shape 0.
             exponent = -shape * gamma.ln()
             probability = ratio / ((exponent.exp() - 1) / shape if shape > _SMALLEST_SHAPE else -gamma.ln())
         while True:
@@ -108,13 +108,13 @@ class NumberOfRuns:
 
 
 def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> dp_accounting.DpEvent:
-    """Builds the event of a search that makes a random number of runs, or so many, and releases the best of them.
+    """Builds the event of a search that makes a random or a fixed number of runs and releases the best of them.
 
     `epsilon_bounds` has only an RDP bound for a random number of runs.
 
-    Guarantee: of a random number of runs, covers the release of everything that `run_event` covers of the best run, and
-    of nothing of the others; of a fixed number, the release of every run, and so of how they compare.
-    Assumes: every run, whatever its hyper-parameters, is covered by `run_event`, its score on private data included. If
+    Guarantee: for a random number of runs, covers the release of everything that `run_event` covers of the best run,
+    and of nothing of the others; for a fixed number, the release of every run, and so any comparison of them.
+    Assumes: every run, with any hyper-parameters, is covered by `run_event`, its score on private data included. If
     the number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
     compared by what `run_event` covers: a score on private data is one of its events. The number of runs was drawn from
     `runs` and stays secret; after no run at all, something chosen in advance is released. Anything that a run sends out
@@ -122,7 +122,7 @@ def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> 
 
     Args:
       run_event: one run, its score included.
-      runs: distribution of their number, or a fixed one.
+      runs: distribution of the number of runs, or a fixed number.
 
     Raises:
       ConfigError: `runs` is neither a distribution nor a whole number of at least 1.
@@ -134,7 +134,7 @@ def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> 
 
 
 def most_runs(runs: NumberOfRuns | int) -> int:
-    """Returns a number of runs that is exceeded with a probability below exp(-60) only.
+    """Returns an upper bound on the number of runs, which is exceeded with a probability below exp(-60).
 
     >>> most_runs(NumberOfRuns(mean=5, shape=GEOMETRIC))
     640
@@ -163,18 +163,18 @@ def calibrate_repeated_runs(
 
     Guarantee: the best bound of the search, of the pivot run and of `fixed_events` together is at most `epsilon`,
     checked at the result.
-    Assumes: as `search_event` and `poisson_gaussian_event`; every run takes `steps` steps or fewer.
+    Assumes: as in `search_event` and `poisson_gaussian_event`; every run takes `steps` steps or fewer.
 
     Args:
-      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
       delta: in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums of one run.
       runs: distribution of the number of runs.
       run_events: other releases of each run, such as its score on private data.
-      pivot_events: other releases of one more run of as many steps with the same noise, which is released as a whole
-        (for instance to a server, so that the search has something to go by); None where there is no such run.
-      fixed_events: releases outside of the search, once.
+      pivot_events: other releases of the pivot run: one more run, with the same steps and noise, released as a whole
+        (for instance to a server, whose messages the search then uses); None where there is no pivot run.
+      fixed_events: releases outside of the search, once each.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.

@@ -45,7 +45,7 @@ _MOST_ROWS_IN_A_MIXTURE = 500
 class PoissonRowsDpEvent(CustomDpEvent):
     """One noisy sum over a Poisson batch of rows.
 
-    Guarantee, Assumes: as `poisson_rows_event`.
+    Guarantee, Assumes: as in `poisson_rows_event`.
     """
 
     noise_multiplier: float
@@ -62,14 +62,14 @@ class PoissonRowsDpEvent(CustomDpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """As of `CustomDpEvent`; zeros where there is no such distribution."""
+        """As in `CustomDpEvent`; zeros where there is no such distribution."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return 0.0, 0.0
         mixture = _Mixture(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
         return mixture.loss_range[1] - mixture.loss_range[0], mixture.mean_loss()
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns `zeroed_rows_pld`; None for so many rows that it would take long."""
+        """Returns `zeroed_rows_pld`; None where too many rows differ to compute it in reasonable time."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return None
         return zeroed_rows_pld(self.noise_multiplier, self.sampling_rate, self.num_changed_rows, discretisation)
@@ -77,9 +77,9 @@ class PoissonRowsDpEvent(CustomDpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class FixedSizeRowsDpEvent(CustomDpEvent):
-    """One noisy sum over a batch of so many rows, drawn uniformly without replacement.
+    """One noisy sum over a batch of `batch_size` rows, drawn uniformly without replacement.
 
-    Guarantee, Assumes: as `fixed_size_rows_event`.
+    Guarantee, Assumes: as in `fixed_size_rows_event`.
     """
 
     noise_multiplier: float
@@ -99,7 +99,7 @@ def poisson_rows_event(
     """Builds the event of `steps` noisy sums, each over a fresh Poisson batch of rows that are not independent.
 
     Guarantee: with `epsilon_bounds`, covers DP-SGD on rows of which at most `num_changed_rows` differ, in any way,
-      between neighbouring data sets: whoever is in no more rows than that is protected.
+      between neighbouring data sets: anyone in at most `num_changed_rows` rows is protected.
     Assumes: neighbouring data sets have the same number of rows, and all others are the same at the same positions; in
       each step every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to
       norm C by itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
@@ -107,7 +107,7 @@ def poisson_rows_event(
     Args:
       sampling_rate: probability in [0, 1] that one row takes part in one step.
       noise_multiplier: noise standard deviation / clip norm.
-      num_changed_rows: S, the most rows that differ; at most the number of rows.
+      num_changed_rows: S, the largest number of rows that differ; at most the number of rows.
       steps: number of noisy sums released.
 
     Raises:
@@ -123,15 +123,15 @@ def fixed_size_rows_event(
 ) -> dp_accounting.DpEvent:
     """Builds the event of `steps` noisy sums, each over a fresh batch of fixed size, of rows that are not independent.
 
-    Guarantee: as `poisson_rows_event`.
-    Assumes: as `poisson_rows_event`, but each batch is uniform among those of `batch_size` different rows, independent
-      of all other batches. Parts of shuffled epochs are not.
+    Guarantee: as in `poisson_rows_event`.
+    Assumes: as in `poisson_rows_event`, but each batch is uniform among all sets of `batch_size` rows, independent of
+      all other batches. Parts of shuffled epochs are not independent.
 
     Args:
-      num_rows: n, rows in the data set.
-      batch_size: b, rows in a batch.
+      num_rows: n, number of rows in the data set.
+      batch_size: b, number of rows in a batch.
       noise_multiplier: noise standard deviation / clip norm.
-      num_changed_rows: S, the most rows that differ; of more than n, n.
+      num_changed_rows: S, the largest number of rows that differ; lowered to n if larger.
       steps: number of noisy sums released.
 
     Raises:
@@ -155,14 +155,14 @@ def calibrate_rows_noise(
     """Finds the smallest noise multiplier (to about 2e-5 relative) at which an event of this module fits into a budget.
 
     Guarantee: the best bound of the event at the result is at most `epsilon`, checked there.
-    Assumes: as the event.
+    Assumes: what the event assumes.
 
     Args:
-      make_event: event of a noise multiplier.
-      epsilon: the budget; infinite asks for no noise at all and returns 0.
+      make_event: builds the event with a given noise multiplier.
+      epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
       delta: in (0, 1).
-      adjacency: of the data sets; the event holds for each.
-      fixed_events: other charges.
+      adjacency: neighbouring relation of the data sets; the event holds for all of them.
+      fixed_events: other releases within the same budget.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -236,12 +236,12 @@ _BLOCK = 1 << 22
 def zeroed_rows_pld(
     noise_multiplier: float, sampling_rate: float, num_rows: int, discretisation: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """Returns a privacy loss distribution above that of one step, in both directions; None for too little noise.
+    """Returns a distribution that dominates one step's privacy loss, in both directions; None for too little noise.
 
     Args:
-      noise_multiplier: z.
-      sampling_rate: q, in (0, 1].
-      num_rows: S, at least 1.
+      noise_multiplier: z, noise standard deviation / clip norm.
+      sampling_rate: q, probability in (0, 1] that one row takes part.
+      num_rows: S, the largest number of rows that differ; at least 1.
       discretisation: width of the grid of losses.
     """
     mixture = _Mixture(noise_multiplier, sampling_rate, num_rows)
@@ -254,19 +254,19 @@ def zeroed_rows_pld(
 
 
 class _Mixture:
-    """The pair of distributions, and how much larger one is than a multiple of the other."""
+    """The pair of distributions of the module's docstring, with its privacy losses and hockey-stick divergences."""
 
     def __init__(self, noise_multiplier: float, sampling_rate: float, num_rows: int):
         with np.errstate(divide="ignore"):
             logarithms = stats.binom.logpmf(np.arange(num_rows + 1), num_rows, sampling_rate)
         likely = logarithms > -700
         self._shifts = np.flatnonzero(likely) / noise_multiplier
-        # Their own rounding must not look like a difference between the two.
+        # Rounding of the probabilities must not look like a difference between the two distributions.
         self._logarithms = logarithms[likely] - special.logsumexp(logarithms[likely])
         self._low, self._high = self._shifts[0] - _TAIL, self._shifts[-1] + _TAIL
         (low, high), _ = self._loss(np.array([self._low, self._high]))
         self.loss_range = (max(float(low), -_LARGEST_LOSS), min(float(high), _LARGEST_LOSS))
-        # Nearly everything is beyond what is looked at.
+        # Nearly all losses are beyond the largest loss that is looked at.
         self.is_hopeless = low >= _LARGEST_LOSS or high <= -_LARGEST_LOSS
 
     def mean_loss(self) -> float:
@@ -317,13 +317,13 @@ class _Mixture:
 
 
 def _dominating(hockey_stick, loss_range: tuple[float, ...], discretisation: float) -> pld_pmf.PLDPmf:
-    """Makes a distribution on the grid whose hockey stick is nowhere below: lines between its values on the grid.
+    """Makes a distribution on the grid whose hockey stick is nowhere below the given one, which lines approximate.
 
     Source: Doroshenko et al., "Connect the dots", PETS 2022, algorithm 1.
     """
     first, last = int(np.floor(loss_range[0] / discretisation)), int(np.ceil(loss_range[1] / discretisation))
     losses = np.arange(first, last + 1) * discretisation
-    # Rounding must not make it rise, or leave [0, 1].
+    # Rounding must not make the hockey stick rise, or leave [0, 1].
     values = np.clip(hockey_stick(losses), 0.0, 1.0)
     values = np.maximum.accumulate(values[::-1])[::-1]
     return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(discretisation, first, last, values)

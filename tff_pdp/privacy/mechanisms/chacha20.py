@@ -1,4 +1,4 @@
-"""Computes ChaCha20 by TensorFlow on many blocks at once: a cryptographic generator inside of graphs.
+"""Computes ChaCha20 by TensorFlow on many blocks at once: a cryptographic generator inside graphs.
 
 Computations run in engines that know nothing but TensorFlow's own operations, which have no cryptographic generator. So
 the cipher is written with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and
@@ -23,7 +23,7 @@ _CONSTANTS = np.frombuffer(b"expand 16-byte k", "<u4").astype(np.uint32)
 
 
 def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) -> tf.Tensor:
-    """Draws the first words of each seed's key stream, uint32 `[seeds, size]`, in the order in which a cipher has them.
+    """Draws the first words of each seed's key stream, uint32 `[seeds, size]`, in the order of the cipher.
 
     Guarantee: row k is the key stream of ChaCha20 with the 128 bits of seed k as its key, the 64 bits of `nonce`, and a
       counter of 64 bits that begins at zero; all numbers are little-endian. It depends on nothing else.
@@ -31,7 +31,7 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
 
     Args:
       seeds: int64 `[seeds, 2]`, secret.
-      size: int32 scalar.
+      size: number of words, int32 scalar.
       nonce: int, at least 0.
     """
     num_seeds, num_blocks = tf.shape(seeds)[0], -(-size // _WORDS_OF_A_BLOCK)
@@ -49,7 +49,7 @@ def block_words(rows: Rows) -> tf.Tensor:
     """Computes ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
 
     Args:
-      rows: four times uint32 `[4, ...]`, the words of each block's state; behind the first axis they broadcast.
+      rows: four times uint32 `[4, ...]`, the words of each block's state; axes after the first broadcast.
     """
     # The first double round is outside of the loop, whose variables then have the shape that rows broadcast to.
     _, *mixed = tf.while_loop(
@@ -63,13 +63,13 @@ def block_words(rows: Rows) -> tf.Tensor:
 
 def _halves(numbers: tf.Tensor) -> tf.Tensor:
     """Splits int64 `[...]` into halves, the lower one first: uint32 `[..., 2]`."""
-    # As a bitcast, for which vectorized_map has no converter.
+    # The result is that of a bitcast, for which vectorized_map has no converter.
     shifted = tf.stack([numbers, tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))], axis=-1)
     return tf.cast(tf.bitwise.bitwise_and(shifted, tf.constant(2**32 - 1, tf.int64)), tf.uint32)
 
 
 def _double_round(rows: Rows) -> Rows:
-    """Does a round on columns, and one on diagonals, which are columns once rows have been turned."""
+    """Does a round on columns, and a round on diagonals, which are columns once rows have been turned."""
     a, b, c, d = _quarter_rounds(*rows)
     a, b, c, d = _quarter_rounds(a, _turn(b, 1), _turn(c, 2), _turn(d, 3))
     return a, _turn(b, 3), _turn(c, 2), _turn(d, 1)

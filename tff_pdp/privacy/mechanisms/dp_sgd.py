@@ -26,10 +26,10 @@ from tff_pdp.privacy.mechanisms.random_bits import (
 )
 from tff_pdp.privacy.mechanisms.sampling import Batches, paper_shuffled_batches, poisson_batches
 
-# A share of the clip norm for what float64 loses in shortening it.
+# Share of the clip norm that covers what float64 loses when the clip norm is shortened.
 _MARGIN = 2.0**-40
-# Up to here the noise of all steps is drawn at once, which saves an operation per client and step; beyond, step by
-# step, which saves memory.
+# Up to this number of parameters the noise of all steps is drawn at once, which saves an operation per client and step;
+# beyond, step by step, which saves memory.
 _SMALL_MODEL = 4096
 
 
@@ -37,7 +37,7 @@ class DpSgdDraws(NamedTuple):
     """Random draws of one client's round.
 
     Attributes:
-      batches: of every step.
+      batches: batches of every step.
       noise: standard Gaussians, float64 `[steps, parameters]`, for a small model, else seeds int64 `[2]` to draw them
         from.
     """
@@ -59,7 +59,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
       what a model computes of one example does not depend, to the bit, on the other rows of a batch or on their number;
       batches are no larger than `most_examples` says, which `accounting.grid_distance` charges for.
 
-    Its mechanism is a `SiloMechanism`. With the sampler `paper_shuffled` the batches are those of
+    The estimator's mechanism is a `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
     """
     num_parameters = model.num_parameters()
@@ -93,8 +93,8 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         trainable: Sequence[str] | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
-        # z = 0 means no noise, also where C is infinite and z * C would be NaN. Of two float32 numbers float64 holds
-        # the product in full.
+        # z = 0 means no noise, also where C is infinite and z * C would be NaN. A float64 holds the product of two
+        # float32 numbers in full.
         clip_norm = tf.cast(mechanism["clip_norm"], tf.float64)
         stddev = tf.math.multiply_no_nan(clip_norm, tf.cast(mechanism["noise_multiplier"], tf.float64))
         step = grid_step(clip_norm, stddev)
@@ -112,7 +112,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)
         factor = step * tf.cast(scale / mechanism["expected_batch_size"], tf.float64)
         noised = (_compiled_release if are_compiled(num_parameters) else _release)(total, noise, stddev, step, factor)
-        # Clip and noise were of all weights; those not asked for are not used.
+        # All weights were clipped and noised; weights that are not asked for are not used.
         return collections.OrderedDict((name, noised[name]) for name in trainable or noised)
 
     return GradientEstimator(
@@ -121,9 +121,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
 
 
 def most_examples(expected_batch_size: Any) -> Any:
-    """Returns how many examples a Poisson batch has, but for a mass of exp(-80): `b + 13 sqrt(b) + 60` of b expected.
+    """Bounds the number of examples in a Poisson batch of b expected, except for a mass of exp(-80).
 
-    By Bernstein's inequality: t more than b are there with a probability of at most `exp(-t^2 / (2 (b + t / 3)))`.
+    Bernstein's inequality: at least b + t examples have a probability of at most `exp(-t^2 / (2 (b + t / 3)))`.
 
     Args:
       expected_batch_size: b, positive; a number, or a float scalar.

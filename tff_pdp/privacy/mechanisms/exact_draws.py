@@ -1,12 +1,12 @@
-"""Draws from a secret key on the host, with exact laws, made of bits by whole numbers; and adds such noise to sums.
+"""Draws from a secret key on the host, with exact laws, by whole numbers alone; and adds such noise to sums.
 
-The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: whoever tells them from coin tosses has broken a
+The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: to tell them from coin tosses would break a
 standard hash function. Nothing here is rounded on its way to a result, so there is nothing for an accountant to add.
 
-Noised sums lie on a grid, of which a step is `stddev * 2**-GRID_BITS`. Noise of K = floor(G * 2**GRID_BITS) steps, G an
-ideal standard Gaussian, makes of a sum of whole steps the sum plus `stddev * G`, rounded down to whole steps:
+Noised sums lie on a grid with steps of `stddev * 2**-GRID_BITS`. Noise of K = floor(G * 2**GRID_BITS) steps, with an
+ideal standard Gaussian G, turns a sum of whole steps into the sum plus `stddev * G`, rounded down to whole steps:
 post-processing of the ideal mechanism, which costs nothing more. Parts are rounded toward zero before they are added
-up, so that none of them gets larger, and whole numbers add up without rounding.
+up, so that no part gets larger, and whole numbers add up without rounding.
 """
 
 import decimal
@@ -20,16 +20,16 @@ import numpy as np
 _BLOCK_WORDS = 1024
 _WORD_BITS = 64
 _LEAST_KEY_BYTES = 16
-# Rounded noise has so many steps to a standard deviation: 2**GRID_BITS.
+# Rounded noise has 2**GRID_BITS steps to a standard deviation.
 GRID_BITS = 26
 # Coins, or gaps between heads, that are drawn together.
 _MOST_GAPS = 2**18
-# From here on coins are tossed one by one, which is faster.
+# From this probability of heads on, coins are tossed one by one, which is faster.
 _OFTEN = 2.0**-4
 _HALF = Fraction(1, 2)
 # A share by which parts, and the noise's standard deviation, may have been rounded before.
 _ROUNDED = 2.0**-48
-# Sums below it are added up as int64.
+# Sums below this are added up as int64.
 _LARGEST = 2.0**62
 
 
@@ -43,21 +43,21 @@ class ExactDraws:
     """
 
     def __init__(self, key: bytes):
-        """Begins the stream of a key, at least 16 bytes; another one for each purpose.
+        """Begins the stream of a key of at least 16 bytes; every purpose needs a key of its own.
 
         Raises:
           ValueError: the key is shorter.
         """
         if len(key) < _LEAST_KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes; it takes {_LEAST_KEY_BYTES}")
-        # Its length before it, so that no two keys and counters run together.
+            raise ValueError(f"a key of {len(key)} bytes; at least {_LEAST_KEY_BYTES} are needed")
+        # The length comes before the key, so that no two keys and counters run together.
         self._prefix = b"tff_pdp exact draws" + len(key).to_bytes(8, "big") + key
         self._num_blocks = 0
         self._block, self._place = np.zeros(0, np.uint64), 0
         self._as_integers: list[int] = []
 
     def words(self, size: int) -> np.ndarray:
-        """Draws uniform words, uint64 `[size]`; two draws are the two parts of one long draw."""
+        """Draws uniform words, uint64 `[size]`; successive draws are the parts of one long draw."""
         found, filled = np.empty(size, np.uint64), 0
         while filled < size:
             if self._place == len(self._block):
@@ -82,10 +82,10 @@ class ExactDraws:
         self._num_blocks += 1
 
     def below(self, number: int) -> int:
-        """Draws a whole number in `[0, number)`, each as likely.
+        """Draws a uniform whole number in `[0, number)`.
 
         Raises:
-          ValueError: there is none.
+          ValueError: `number` is below 1.
         """
         if number < 1:
             raise ValueError(f"no whole number is in [0, {number})")
@@ -99,9 +99,9 @@ class ExactDraws:
                 return value
 
     def permutation(self, size: int) -> np.ndarray:
-        """Draws an order of `size` things, int64 `[size]`, each order as likely.
+        """Draws a uniform permutation, int64 `[size]`.
 
-        They are sorted by a word each. Two equal words would favour an order, so then all words are drawn again.
+        Places are sorted by random words. Two equal words would favour an order, so then all words are drawn again.
         """
         while True:
             words = self.words(size)
@@ -111,14 +111,14 @@ class ExactDraws:
                 return order.astype(np.int64, copy=False)
 
     def heads(self, size: int, probability: float) -> np.ndarray:
-        """Tosses `size` independent coins: the places, int64 and ascending, of those that show heads.
+        """Tosses `size` independent coins, and returns the places of the heads, int64 and ascending.
 
         Where heads are rare, the tails between two of them have a geometric law, which is drawn in place of the coins:
         time and memory grow with the number of heads.
 
         Args:
-          size: below 2**62.
-          probability: of heads, in `[0, 1]`, exact as the float64 it is.
+          size: number of coins, below 2**62.
+          probability: probability of heads, in `[0, 1]`, exact as the float64 it is.
 
         Raises:
           ValueError: the probability, or the size, is out of range.
@@ -185,7 +185,7 @@ class ExactDraws:
         return self.below(probability.denominator) < probability.numerator
 
     def bernoulli_exp(self, exponent: Fraction) -> bool:
-        """Tosses a coin that shows heads with probability exp(-exponent), of an exponent of at least 0.
+        """Tosses a coin that shows heads with probability exp(-exponent), for an exponent of at least 0.
 
         Source: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithm 1.
         """
@@ -201,7 +201,7 @@ class ExactDraws:
     def discrete_laplace(self, scale: Fraction) -> int:
         """Draws a whole number k with a probability proportional to exp(-|k| / scale).
 
-        Source: as `bernoulli_exp`, algorithm 2.
+        Source: as in `bernoulli_exp`, algorithm 2.
 
         Args:
           scale: positive.
@@ -220,18 +220,18 @@ class ExactDraws:
                 return -size if is_negative else size
 
     def gaussian_floor(self, size: int, fraction_bits: int = GRID_BITS) -> np.ndarray:
-        """Draws floor(G * 2**fraction_bits), int64 `[size]`, of standard Gaussians G.
+        """Draws floor(G * 2**fraction_bits), int64 `[size]`, for standard Gaussians G.
 
-        Added to a sum that is a whole number of steps of `sigma * 2**-fraction_bits`, the result is the sum plus
-        `sigma * G`, rounded down to whole steps: it tells nothing that the ideal mechanism's result does not. Half a
-        step more, a constant, makes up for the rounding on average.
+        A sum that is a whole number of steps of `sigma * 2**-fraction_bits`, with such noise added, is the sum plus
+        `sigma * G`, rounded down to whole steps: it reveals no more than the ideal mechanism's result. Half a step
+        more, a constant, makes up for the rounding on average.
 
-        Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm N; of the
-        infinitely many digits of G only those are drawn that a comparison or the result asks for.
+        Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm N; only those
+        digits of G are drawn that a comparison or the result needs.
 
         Args:
           size: number of draws.
-          fraction_bits: at most 50.
+          fraction_bits: number of bits after the binary point, at most 50.
         """
         return np.fromiter((self._gaussian_floor(fraction_bits) for _ in range(size)), np.int64, size)
 
@@ -245,7 +245,7 @@ class ExactDraws:
             fraction = [self._word()]
             if all(self._keeps_fraction(whole, fraction) for _ in range(whole + 1)):
                 size = (whole << fraction_bits) + (fraction[0] >> (_WORD_BITS - fraction_bits))
-                # A number between two steps has the lower one below it, on either side of zero.
+                # A number between two steps is rounded down, on either side of zero.
                 return size if self._word() >> (_WORD_BITS - 1) else -size - 1
 
     def _is_half_exponential(self) -> bool:
@@ -269,7 +269,7 @@ class ExactDraws:
             smallest, is_even = other, not is_even
 
     def _is_less(self, one: list[int], other: list[int]) -> bool:
-        """Compares two numbers in [0, 1) by their words, and draws those that are not known yet."""
+        """Compares two numbers in [0, 1) by their words, and draws words that are not known yet."""
         place = 0
         while True:
             for digits in (one, other):
@@ -289,7 +289,7 @@ def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
 
     Args:
       parts: float64 `[n, ...]`; n may be 0.
-      stddev: of the noise on the sum; positive.
+      stddev: standard deviation of the noise on the sum; positive.
     """
     shrunk = parts * (1 - _ROUNDED)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -305,13 +305,13 @@ def add_noise(steps: np.ndarray, stddev: float, draws: ExactDraws) -> np.ndarray
     """Adds noise to a sum of whole steps: float64 of the same shape.
 
     Guarantee: a function of `sum + stddev * G`, with an ideal standard Gaussian G for each value, and of nothing else.
-    Assumes: as `ExactDraws`.
+    Assumes: as in `ExactDraws`.
 
     Args:
-      steps: of `whole_steps`.
-      stddev: with which the steps were made.
-      draws: of a secret key that serves nothing else.
+      steps: sum from `whole_steps`.
+      stddev: standard deviation that `whole_steps` was called with.
+      draws: draws of a secret key that serves nothing else.
     """
     noised = steps.ravel() + draws.gaussian_floor(steps.size).astype(object)
-    # In the middle of a step: the noise is a half less than a Gaussian on average.
+    # The middle of a step: rounded noise is on average half a step less than a Gaussian.
     return (2 * noised + 1).astype(np.float64).reshape(steps.shape) * (stddev * 2.0 ** -(GRID_BITS + 1))

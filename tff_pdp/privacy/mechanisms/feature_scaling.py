@@ -1,4 +1,4 @@
-"""Brings features to a common scale, `x' = (x + shift) * scale`, by constants that are public or paid for."""
+"""Scales features, `x' = (x + shift) * scale`, by constants that are public or released with noise."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from tff_pdp.privacy.mechanisms.silo_statistics import MomentSettings, SiloStati
 from tff_pdp.settings import Finite, Positive, Settings
 
 _KEY = "privacy.feature_scaling"
-# With the smallest share of it that a standard deviation may be, no scale overflows float32.
+# Least width of bounds: with the least `smallest_stddev`, no scale overflows float32.
 _SMALLEST_WIDTH = 1e-30
 
 # Numbers, or lists whose shape broadcasts to that of an example.
@@ -24,8 +24,8 @@ class FeatureScaling:
     """One silo's scaling.
 
     Attributes:
-      shift: float32 `[*input_shape]`, added.
-      scale: float32 `[*input_shape]`, multiplies the sum.
+      shift: float32 `[*input_shape]`, added to the features.
+      scale: float32 `[*input_shape]`, multiplies the shifted features.
     """
 
     shift: np.ndarray
@@ -43,7 +43,7 @@ class Scaler(Settings):
     changes_nothing: ClassVar[bool] = False
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling | None:
-        """Returns the scaling of every silo where it is known without data; None elsewhere.
+        """Returns the scaling of every silo if it is known without data, otherwise None.
 
         Raises:
           ConfigError: a constant does not suit the shape, or is out of range.
@@ -51,7 +51,7 @@ class Scaler(Settings):
         return None
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
-        """Returns how silos release their features' moments; None where they do not. Arguments and errors as above."""
+        """Returns how silos release their features' moments, or None; arguments and errors as in `public`."""
         return None
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
@@ -60,8 +60,8 @@ class Scaler(Settings):
         Guarantee: unless `why_not_private`, a function of public constants and of `statistics` alone.
 
         Args:
-          statistics: what the silo has released.
-          x_train: `[n, *input_shape]`, its training examples; only their shape is used, but in the paper's variant.
+          statistics: statistics that the silo has released.
+          x_train: `[n, *input_shape]`, the silo's training examples; only the paper's variant uses more than the shape.
 
         Raises:
           DataError: the statistics lack moments of this shape; or, in the paper's variant, the silo has no examples.
@@ -86,7 +86,7 @@ class PublicConstants(Scaler, tag_field="kind", tag="public"):
 
     Attributes:
       shift: added to the features: a number, or lists whose shape broadcasts to that of an example.
-      scale: multiplies the sums; of the same forms.
+      scale: multiplies the shifted features; has the same forms as `shift`.
     """
 
     shift: Constants
@@ -98,18 +98,18 @@ class PublicConstants(Scaler, tag_field="kind", tag="public"):
 
 
 class PublicBounds(Scaler, tag_field="kind", tag="public_bounds"):
-    """Takes public bounds to -1 and 1.
+    """Scales features so that public bounds become -1 and 1; values outside stay outside.
 
     Attributes:
-      lower: a number, or lists whose shape broadcasts to that of an example.
-      upper: of the same forms.
+      lower: lower bound of the features: a number, or lists whose shape broadcasts to that of an example.
+      upper: upper bound, in the same forms.
     """
 
     lower: Constants
     upper: Constants
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling:
-        """Returns the scaling that takes the bounds to -1 and 1; what lies outside them stays outside."""
+        """Returns the scaling by which the bounds become -1 and 1."""
         lower, upper = _bounds(self.lower, self.upper, input_shape)
         return public_scaling(-(lower + upper) / 2, 2 / (upper - lower), input_shape)
 
@@ -118,10 +118,10 @@ class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
     """Scales by each silo's own noised mean and standard deviation, of features clipped to public bounds.
 
     Attributes:
-      lower: a number, or lists whose shape broadcasts to that of an example.
-      upper: of the same forms.
-      noise_multiplier: standard deviation of the noise over the sensitivity of the moments.
-      smallest_stddev: the smallest standard deviation there may be, as a share of `upper - lower`.
+      lower: lower bound of the features: a number, or lists whose shape broadcasts to an example's shape.
+      upper: upper bound, in the same forms.
+      noise_multiplier: standard deviation of the noise divided by the sensitivity of the moments.
+      smallest_stddev: lower limit of the released standard deviation, as a share of `upper - lower`.
     """
 
     lower: Constants
@@ -157,14 +157,14 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
         """Returns the scaling to mean 0 and standard deviation 1 by the exact moments of a silo's training examples.
 
-        No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo, so
-        that neighbouring data sets differ in all rows, while clipping and noise hide a difference in one. The constants
-        are also part of whatever is served, and were released without noise. For comparison with published figures.
+        No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo:
+        neighbouring data sets differ in all rows, but clipping and noise hide a difference in one row. Served models
+        also contain the constants, without noise. For comparison with published figures.
 
         A feature that does not vary keeps its scale.
 
         Source: the published code of Liu et al., "On privacy and personalization in cross-silo federated learning",
-        NeurIPS 2022, which prepares each silo's data so.
+        NeurIPS 2022, which prepares each silo's data in this way.
         """
         if not len(x_train):
             raise DataError("A silo without training examples cannot standardise its features by them.")

@@ -1,4 +1,4 @@
-"""Adds Gaussian noise to sums on a public grid, so that floating point tells nothing that the ideal mechanism does not.
+"""Adds Gaussian noise to sums on a public grid, so that floating point reveals no more than the ideal mechanism.
 
 All values that a sum releases are whole multiples of a step, a power of two that follows from public numbers alone. The
 sum is rounded to the grid, the noise is a Gaussian of the full standard deviation rounded to the same grid, and whole
@@ -7,7 +7,7 @@ plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mir
 significant bits for differential privacy", CCS 2012, on what happens otherwise).
 
 Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once
-they are rounded: where single records cannot be rounded before they are added up, clip norms are made shorter by that
+they are rounded: where single records cannot be rounded before they are added up, clip norms are shortened by it
 (`clip_norm_on_grid`; Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries
 and how to fix it", CCS 2022). And the noise is made by floating-point functions, which move a few draws to a
 neighbouring step: `accounting.grid_distance` charges the difference of the laws.
@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from tff_pdp.privacy.accounting.grid_distance import MOST_STEPS
 
-# A step is at most such a share of the standard deviation, or of the clip norm where that is larger, and more than half
-# as large: a standard deviation has at most `grid_distance.MOST_STEPS` steps.
+# A step is at most this share of the standard deviation, or of the clip norm if that is larger, and more than half of
+# this share: a standard deviation has at most `grid_distance.MOST_STEPS` steps.
 _FINE = 2.0 / MOST_STEPS
 # A step that is below all float32 numbers and their products, and whose inverse is a float64.
 _NO_GRID = 2.0**-400
@@ -31,13 +31,13 @@ _EXPONENT = 0x7FF0000000000000
 def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
     """Chooses the grid's step, a power of two: float64 scalar.
 
-    The step is public: a function of the arguments, which are. With an infinite clip norm nothing is protected, and the
-    step is so small that rounding changes no float32 number. A clip norm that is NaN gives an infinite step, which
-    makes all NaN.
+    The step is public, as a function of public arguments. With an infinite clip norm nothing is protected, and the step
+    is so small that rounding changes no float32 number. A clip norm that is NaN gives an infinite step, which makes all
+    values NaN.
 
     Args:
       clip_norm: L2 bound on what one record adds to the sum.
-      stddev: of the noise; may be zero.
+      stddev: standard deviation of the noise; may be zero.
     """
     clip, noise = tf.cast(clip_norm, tf.float64), tf.cast(stddev, tf.float64)
     step = tf.maximum(clip, noise) * _FINE
@@ -53,12 +53,12 @@ def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: 
 
     Args:
       clip_norm: L2 bound on what one record may add.
-      step: of the grid.
-      size: number of values that the bound is over.
+      step: step of the grid.
+      size: number of values in a sum.
       margin: share of the clip norm that other errors may take, well above 2**-50.
     """
     shorter = tf.cast(clip_norm, tf.float64) * (1.0 - margin) - step * (math.sqrt(size) * (1.0 + 2.0**-50))
-    # With far too much noise nothing is left of it, and nothing is released.
+    # With far too much noise nothing is left of the clip norm, and nothing is released.
     return tf.maximum(shorter, 0.0)
 
 
@@ -70,18 +70,18 @@ def whole_steps(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Rounds float64 values to the grid toward zero, as float64: whole numbers of steps, none larger than the value.
 
-    So a record is no longer than before, and nothing is to be paid for.
+    A record's norm does not grow, so this rounding costs nothing.
     """
     scaled = values * (1.0 / step)
     return tf.sign(scaled) * tf.floor(tf.abs(scaled))
 
 
 def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Makes noise of standard Gaussians: whole numbers of steps, float64; zeros where the standard deviation is zero.
+    """Makes noise from standard Gaussians: whole numbers of steps, float64; zeros where the standard deviation is zero.
 
     Guarantee: as if Gaussians of the standard deviation were rounded to the grid, up to what
       `accounting.grid_distance` charges for.
-    Assumes: as `random_bits.gaussians`, whose results the arguments are; `stddev` is the product of two float32
-      numbers at most, so that dividing by a power of two is exact.
+    Assumes: as in `random_bits.gaussians`, which made `gaussians`; `stddev` is a float32 number or a product of two,
+      so that dividing by a power of two is exact.
     """
     return tf.round(gaussians * (tf.cast(stddev, tf.float64) / step))

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 Sampler = Literal["poisson", "paper_shuffled"]
-# Clip norms of users' updates lie in between, on whose grid nothing overflows or vanishes.
+# Range of the clip norms of users' updates; on the grid of such a clip norm nothing overflows or vanishes.
 SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 
 
@@ -12,13 +12,13 @@ SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 class SiloMechanism:
     """Holds the parameters of one silo's DP-SGD.
 
-    The rate is a multiple of 2**-23 and the noise multiplier a float32, the grids on which they are computed with.
+    The rate is a multiple of 2**-23 and the noise multiplier a float32, as computations use them.
 
     Attributes:
       clip_norm: L2 bound C on each example's gradient.
-      noise_multiplier: z, standard deviation of the noise on the sum over C.
+      noise_multiplier: z, standard deviation of the noise on the sum, divided by C.
       sampling_rate: q, the probability that an example is in a batch.
-      expected_batch_size: the constant the noised sum is divided by.
+      expected_batch_size: the constant that the noised sum is divided by.
     """
 
     clip_norm: float
@@ -32,9 +32,9 @@ class UserMechanism:
     """Holds the parameters of the noised sums of users' updates.
 
     Attributes:
-      clip_norm: L2 bound C on all that one user releases in a round; the first of them where the clip adapts.
-      noise_multiplier: z of one round's release as a whole, or of a tree's nodes.
-      sampling_rate: q, the probability that a user is in a round's cohort; the share of users in it for trees.
+      clip_norm: L2 bound C on all that one user releases in a round; the first bound where the clip norm adapts.
+      noise_multiplier: z of one round's whole release, or of each node of a tree.
+      sampling_rate: q, the probability that a user is in a round's cohort; for trees, the share of users in a cohort.
       expected_cohort: the constant that means are divided by.
     """
 

@@ -5,16 +5,16 @@ cotangents and the layers' inputs come each example's norm, layer by layer in cl
 factors, the sum: no second backward pass through the network (Bu et al., "Differentially Private Optimization on Large
 Model at Small Cost", arXiv:2210.00038, ICML 2023).
 
-A sum in float32 may move by far more than one example's clip norm where one example comes or goes, for every rounding
-after it may turn out otherwise (Casacuberta et al., "Widespread Underestimation of Sensitivity in Differentially
-Private Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norm
-and sum are of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32:
-how far they are from real gradients is no matter, for what they found is what is clipped.
+A sum in float32 may move by far more than one example's clip norm when an example is added or removed, because every
+later rounding may change (Casacuberta et al., "Widespread Underestimation of Sensitivity in Differentially Private
+Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norm and sum
+are of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32: their
+distance from real gradients does not matter, because the gradients that they compute are the ones that are clipped.
 
 Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics. A layer's inputs, the
   cotangents of its output and products of one example's matrices are in float32, for each example, the same bits
-  whatever the other examples are. Kernels keep that for whole blocks of rows, which batches are padded to, as far as
-  tests/privacy/mechanisms/test_row_independence.py finds on its machine; they do not for others.
+  whatever the other examples are. Kernels keep that for whole blocks of rows, to which batches are padded, as far as
+  tests/privacy/mechanisms/test_row_independence.py finds on its machine; they do not for other numbers of rows.
 """
 
 import collections
@@ -30,9 +30,9 @@ from tff_pdp.models.layers import RecordingWeights, Use
 _logger = logging.getLogger(__name__)
 _models_logged: set[str] = set()
 
-# Kernels take registers full of numbers, and do what is left over at the end of a tensor by other steps, with other
-# bits: tanh and exponentials 16 numbers at once with AVX-512, matrix products 24 or 48 rows. Whole blocks of so many
-# examples leave none over on any of these processors.
+# Kernels take registers full of numbers, and compute the rest at the end of a tensor by other steps, with other bits:
+# tanh and exponentials 16 numbers at once with AVX-512, matrix products 24 or 48 rows. Whole blocks of this size leave
+# no rest on any of these processors.
 ROWS_OF_A_BLOCK = 48
 
 # Covers all roundings from the bounds of squared norms, which may be too small by 2**-25, to the factors.
@@ -52,37 +52,37 @@ def clipped_sum(
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
-    With an infinite clip, no pull and all examples included it is the gradient of the losses' sum, up to rounding.
+    With an infinite clip norm, no pull and all examples included, the result is the gradient of the losses' sum, up to
+    rounding.
 
-    Guarantee: it is `sum_i part_i + error`. `part_i` is a function of example i, the weights, the pull and the clip
-      norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2 norm
-      over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n included
-      examples and layers of that many positions. So one example that comes or goes moves the sum by at most
-      `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n those of the larger batch; or by `clip_norm`, if
-      `most_examples` is given and n is no larger. An example that is not included moves it by exactly nothing, whatever
-      its x and y hold; neither does one whose gradient is not finite, unless the clip is infinite too (then it must
-      show).
-    Assumes: as the module; weights are finite; the pull is no function of these examples, except through what has been
-      released of them; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one
-      position, and there are fewer than 1000 of each.
+    Guarantee: the result is `sum_i part_i + error`. `part_i` is a function of example i, the weights, the pull and the
+      clip norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2
+      norm over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n
+      included examples and layers with at most `positions` positions. So adding or removing one example moves the sum
+      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n for the larger batch; or by `clip_norm`, if
+      `most_examples` is given and at least n. An example that is not included, with any x and y, does not move the sum;
+      nor does an example whose gradient is not finite, unless the clip norm is infinite (then it must show).
+    Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
+      values; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one position,
+      and there are fewer than 1000 of each.
 
     Args:
-      model: gives the loss of each example.
-      weights: by name, float32.
+      model: model with the loss of each example.
+      weights: weights by name, float32.
       x: `[batch, ...]`; the batch may be empty.
       y: `[batch, ...]`; zero must be a label.
       clip_norm: float32 scalar, may be infinite.
       included: float32 `[batch]`, each 0 or 1.
-      pull: of the structure of the weights; added to each example's gradient before it is clipped, as the gradient of a
-        penalty would be that is part of every example's loss. `g_i` is then the sum.
-      most_examples: float scalar, public; gradients are clipped to what the sum's error leaves of the clip norm for so
-        many that are included. Nothing may be left for hundreds of thousands.
+      pull: tensors like `weights`, added to each example's gradient before the clip, like the gradient of a penalty in
+        every example's loss. `g_i` is then the sum of both.
+      most_examples: largest number of included examples, a public float scalar. Gradients are clipped to the part of
+        the clip norm that the sum's error leaves, which may be zero for hundreds of thousands of examples.
 
     Returns:
-      float64 tensors of the names, order and shapes of `weights`; zeros for those the losses do not reach.
+      float64 tensors with the names, order and shapes of `weights`; zeros for weights that the losses do not reach.
     """
     x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
-    # A loss may refuse a label that is none; whatever x holds is kept out of the sum below.
+    # A loss may refuse an invalid label; the x of such examples is kept out of the sum below.
     y = keep(included, y)
     gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
     clip_norm = tf.cast(clip_norm, tf.float64)
@@ -101,12 +101,12 @@ def sum_error(num_examples: Any, positions: int = 1) -> Any:
     """Returns the bound on the error of `clipped_sum`, in units of the clip norm.
 
     It is `2**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION`, and one percent more: below 2**-16
-    for 16384 examples at one position, 4096 at 16 of them, or 2048 at 64.
+    for 16384 examples at one position, 4096 at 16 positions, or 2048 at 64.
 
     Args:
-      num_examples: at most, that are included; a number, or a float64 scalar.
-      positions: at most, that a dense layer or a convolution is applied at; 1 for layers over flat examples, and for
-        those in the form that holds each example's gradient.
+      num_examples: largest number of included examples; a number, or a float64 scalar.
+      positions: largest number of positions that a dense layer or a convolution is applied at; 1 for layers over flat
+        examples, and for layers in the form that holds each example's gradient.
     """
     return 1.01 * 2.0**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION
 
@@ -178,7 +178,7 @@ def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
 def _by_mapping(
     model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
 ) -> dict[str, ExampleGradients]:
-    """Holds the gradients of all examples by all weights, of any model."""
+    """Returns the gradients of all examples by all weights, for any model."""
     tensors = {name: tf.convert_to_tensor(value) for name, value in weights.items()}
 
     def gradient(example: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -198,8 +198,8 @@ def _by_mapping(
 def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     """Pads `values [batch, ...]` with rows of zeros up to the end of a block, at least one block.
 
-    An example's part of the sum then depends neither on the number of others nor on its place among them. And oneDNN's
-    convolutions give an empty batch a wrong shape. Values in whole blocks are not copied.
+    An example's part of the sum then depends neither on the number of other examples nor on its place among them. And
+    oneDNN's convolutions give an empty batch a wrong shape. Values in whole blocks are not copied.
     """
     num_rows = tf.shape(values)[0]
     num_blocks = tf.maximum(tf.math.floordiv(num_rows + ROWS_OF_A_BLOCK - 1, ROWS_OF_A_BLOCK), 1)

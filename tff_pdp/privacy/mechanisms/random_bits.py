@@ -2,8 +2,8 @@
 
 A client's bits depend on its own seed alone: the same on every engine, alone or in a stack of clients. There are two
 generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers: As
-Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter. It is no cryptographic generator.
-`chacha20` is one, at several times the cost (`chacha20`); a seed is its key.
+Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter. It is not cryptographic. `chacha20` is
+cryptographic, at several times the cost (module `chacha20`); a seed is its key.
 """
 
 import decimal
@@ -29,7 +29,7 @@ _PLACE_BITS = 40
 _WORDS_OF_A_PAIR = 6
 # Steps on fewer values at once are not compiled.
 _MANY = 4096
-# Nothing is said of longer pairs but how many there are.
+# Length of the longest pair that is checked; number of checked pairs near an end of (0, 1), and the stride elsewhere.
 _LARGEST_CHECKED, _NEAR_AN_END, _CHECKED_EACH = 10.6, 180, 7
 _PI = decimal.Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 # Clients whose bits are drawn in one step of the loop over clients. Unrolled, they run in parallel.
@@ -43,9 +43,9 @@ def draw_bits(
 
     Args:
       seed: int64 `[2]`, secret.
-      size: int32 scalar.
-      place: int, at least 0 and below 2**23; another one for each use of a seed.
-      generator: of the bits.
+      size: number of words, int32 scalar.
+      place: int, at least 0 and below 2**23; a different place for each use of a seed.
+      generator: generator of the bits.
     """
     if generator == "chacha20":
         return chacha20.keystreams(seed[tf.newaxis], size, place)[0]
@@ -55,7 +55,13 @@ def draw_bits(
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generator = "philox") -> tf.Tensor:
-    """Draws uint32 `[clients, size]`: what `draw_bits` draws at place 0 for each of the seeds, int64 `[clients, 2]`."""
+    """Draws uint32 `[clients, size]`: row i is what `draw_bits` draws from `seeds[i]` at place 0.
+
+    Args:
+      seeds: int64 `[clients, 2]`, secret.
+      size: number of words for each client, int32 scalar.
+      generator: generator of the bits.
+    """
     if generator == "chacha20":
         return chacha20.keystreams(seeds, size, nonce=0)
     if seeds.shape[0] == 1:
@@ -82,38 +88,38 @@ def _philox(key: tf.Tensor, counter: tf.Tensor, size: tf.Tensor | int) -> tf.Ten
 
 
 def bits_for_gaussians(size: int) -> int:
-    """Returns the number of 32-bit words of which `gaussians` makes `size` draws."""
+    """Returns the number of 32-bit words from which `gaussians` makes `size` draws."""
     return _WORDS_OF_A_PAIR * math.ceil(size / 2)
 
 
 def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     """Makes standard Gaussians, float64 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
-    Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes two of them from a
+    Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes a pair of them from a
     radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
     standard deviations; these end at 13.4.
 
-    Many at once are left to XLA, with series for logarithm, sine and cosine, of which it makes one loop: several times
-    as fast as TensorFlow's own functions, which it would call value by value. Few at once take those functions, one
-    operation each. Last digits differ.
+    XLA compiles large draws, with series for logarithm, sine and cosine, into one loop: several times as fast as
+    TensorFlow's own functions, which XLA would call value by value. Small draws use TensorFlow's functions, one
+    operation each. The two ways differ in last digits.
 
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
-      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): its
-      distance from the nearer end is what is computed with, and what the bits are the digits of. The exponential
-      variable -log(v) then has one of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that
-      float64 has no room for; the radius has 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u;
-      sine and cosine are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7
-      times u |x|, to which the digits that are not drawn add less than 0.3 u |x| up to there. The last u is for a
-      product with a standard deviation.
+      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): the bits
+      are the digits of its distance from the nearer end, which computations use. The exponential variable -log(v) then
+      has errors of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that float64 has no room for;
+      the radius has 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and cosine are off
+      by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to which the
+      digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a standard
+      deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
       rounded together; the logarithm is right to 2.5 u of itself, sines of up to pi / 4 to 1.6 u of themselves, cosines
       to 1.4 u, TensorFlow's and those of the series: tests compare a hundred thousand values with exact ones, and each
       process some hundreds (`check_pairs`).
 
     Raises:
-      EngineError: as `check_pairs`.
+      EngineError: as in `check_pairs`.
     """
     compiled = bits.shape.rank == 1 and are_compiled(size)
     check_pairs(compiled)
@@ -124,15 +130,15 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
 def draw_gaussians(
     seed: tf.Tensor, size: int, place: tf.Tensor | int = 0, generator: Generator = "philox"
 ) -> tf.Tensor:
-    """Draws standard Gaussians, float64 `[size]`; arguments and guarantee as `draw_bits` and `gaussians` have them."""
+    """Draws standard Gaussians, float64 `[size]`; arguments and guarantee as in `draw_bits` and `gaussians`."""
     draw = _compiled_bits if generator == "philox" and are_compiled(size) else draw_bits
     return gaussians(draw(seed, bits_for_gaussians(size), tf.cast(place, tf.int32), generator), size)
 
 
 def are_compiled(size: int) -> bool:
-    """Decides if steps on so many values are left to XLA, which takes tenths of a second for each number of them.
+    """Decides if steps on `size` values are compiled by XLA, which takes tenths of a second for each size.
 
-    With a GPU, XLA asks for more than TensorFlow brings along.
+    With a GPU, XLA needs more than TensorFlow is installed with.
     """
     return size >= _MANY and not tf.config.list_physical_devices("GPU")
 
@@ -145,16 +151,16 @@ def check_pairs(compiled: bool) -> None:
     be anything, or far less exact than is charged for.
 
     Args:
-      compiled: whether as XLA compiles pairs, or as TensorFlow computes them.
+      compiled: whether to check the pairs that XLA compiles, or the pairs of TensorFlow's own functions.
 
     Raises:
-      EngineError: the pairs are not as close.
+      EngineError: a pair is too far from its ideal.
     """
-    # Digits like any, and of the first pairs some that are near either end: ever fewer of their first digits are.
+    # Ordinary digits, except that the radius's numbers of the first pairs lie ever nearer to either end of (0, 1).
     digits = hashlib.shake_256(b"pairs that are checked").digest(4 * _WORDS_OF_A_PAIR * _MANY // 2)
     words = np.frombuffer(digits, np.uint32).reshape(_WORDS_OF_A_PAIR, -1).copy()
     for place in range(_NEAR_AN_END):
-        # Numbers of half the length each, up to the 78 digits that lengths of 10.6 have.
+        # Every other number is half as large, down to and beyond the 2**-78 of lengths of 10.6.
         number = int(words[0, place]) << 64 | int(words[1, place]) << 32 | int(words[2, place])
         number >>= place // 2
         number = number if place % 2 else 2**96 - 1 - number
@@ -169,31 +175,31 @@ def check_pairs(compiled: bool) -> None:
             return np.stack(draw(tf.constant(words.reshape(-1))), axis=1)
 
     devices = ["/CPU:0", *(["/GPU:0"] if tf.config.list_physical_devices("GPU") else [])]
-    # Whoever asks may be building a graph; another thread is not.
+    # The caller may be building a graph; another thread is not.
     with ThreadPoolExecutor(1) as thread:
         for found in thread.map(drawn_on, devices):
             _check_exact(found, words)
 
 
 def _check_exact(found: np.ndarray, words: np.ndarray) -> None:
-    """Checks pairs, float64 `[pairs, 2]`, against those of their words, uint32 `[6, pairs]`."""
-    # Some of each lane of a vector.
+    """Checks pairs, float64 `[pairs, 2]`, against the ideal pairs of their words, uint32 `[6, pairs]`."""
+    # Some pairs of each lane of a vector.
     for number in (*range(_NEAR_AN_END), *range(_NEAR_AN_END, len(found), _CHECKED_EACH)):
         exact = exact_pair(words[:, number].tolist())
         length = math.hypot(*map(float, exact))
         errors = (decimal.Decimal(float(one)) - other for one, other in zip(found[number], exact, strict=True))
         error = math.hypot(*map(float, errors))
-        # One unit of those that are charged for is for the product with a standard deviation.
+        # One of the units that are charged for belongs to the product with a standard deviation.
         if length <= _LARGEST_CHECKED and not error <= (ROUNDING - 2.0**-53) * length:
             raise EngineError(
                 f"TensorFlow does not compute in float64 as noise needs it here: a draw of length {length:.3g} is "
-                f"{error / length * 2**53:.3g} units of its last digit off, and {ROUNDING * 2**53 - 1:g} are charged. "
-                "Take flags for fast mathematics out of XLA_FLAGS and TF_XLA_FLAGS, and out of files that these name"
+                f"{error / length * 2**53:.3g} units of its last digit off, but at most {ROUNDING * 2**53 - 1:g} are "
+                "accounted for. Take flags for fast mathematics out of XLA_FLAGS, TF_XLA_FLAGS and the files they name"
             )
 
 
 def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
-    """Computes the ideal pair of the digits in six words, to forty digits of its own."""
+    """Computes the ideal pair that six words of digits make, to forty decimal digits."""
     first, second, third, fourth, high, low = words
     with decimal.localcontext(prec=50):
         half = decimal.Decimal("0.5")
@@ -212,7 +218,7 @@ def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
 
 
 def _sum_of_powers(angle: decimal.Decimal, first: int) -> decimal.Decimal:
-    """Computes the sine, from the first power on, or the cosine, from the zeroth on."""
+    """Computes the sine, if `first` is 1, or the cosine, if it is 0, from its power series."""
     term = total = angle if first else decimal.Decimal(1)
     for power in range(first + 1, 45, 2):
         term *= -angle * angle / (power * (power + 1))
@@ -221,9 +227,9 @@ def _sum_of_powers(angle: decimal.Decimal, first: int) -> decimal.Decimal:
 
 
 def _pairs(bits: tf.Tensor, compiled: bool) -> tuple[tf.Tensor, tf.Tensor]:
-    """Makes both values of each pair, of whose words `bits` consists."""
+    """Makes both values of each pair from `bits`, the words of the pairs."""
     if compiled:
-        # A loop of its own for the radius: in one, it would be worked out for both of the parts.
+        # The radius has a loop of its own: in a single loop it would be computed once for each of the two values.
         return _compiled_parts(bits, _compiled_radius(bits))
     words = _words(bits)
     return _parts(words, _radius(words, tf.math.log), tf.math.sin, tf.math.cos)
@@ -250,8 +256,8 @@ def _compiled_parts(bits: tf.Tensor, radius: tf.Tensor) -> tuple[tf.Tensor, tf.T
 def _radius(words: Sequence[tf.Tensor], log: _Function) -> tf.Tensor:
     """Makes lengths of pairs, roots of twice an exponential variable, from the digits of a uniform number."""
     first, second, third, fourth, *_ = words
-    # The first bit says which end of (0, 1) is the nearer one: the distance from there keeps all its digits. The half
-    # of a last digit keeps it off zero.
+    # The first bit says which end of (0, 1) is nearer: the distance from that end keeps all its digits. Half of a last
+    # digit keeps the distance above zero.
     is_upper = first >= 2.0**31
     high, following = (tf.where(is_upper, (2.0**32 - 1) - word, word) for word in (first, second))
     distance = (high + following * 2.0**-32) * 2.0**-32 + (third + (fourth + 0.5) * 2.0**-32) * 2.0**-96
@@ -280,7 +286,7 @@ def _parts(
 _LOGARITHM = [2 / (2 * k + 1) for k in range(1, 11)]
 _SINE = [(-1) ** k / math.factorial(2 * k + 1) for k in range(1, 9)]
 _COSINE = [(-1) ** k / math.factorial(2 * k) for k in range(2, 9)]
-# The logarithm of 2 in two parts, of which whole numbers below 2**8 times the first are exact.
+# The logarithm of 2 in two parts; the first part times a whole number below 2**8 is exact.
 _LOG_2 = float.fromhex("0x1.62e42fefa39p-1"), float.fromhex("0x0.ef35793c7673007e5ed5e8p-45")
 _ROOT_OF_A_HALF = 0x3FE6A09E667F3BCD
 

@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# Bits of a draw that decide; rates are honoured to 2**-RATE_BITS.
+# Number of bits of a draw that are compared with the rate; rates are exact to 2**-RATE_BITS.
 RATE_BITS = 23
 
 
 class Batches(NamedTuple):
-    """Which examples each step uses, of one client or, with a leading axis, of several.
+    """The examples that each step uses, of one client or, with a leading axis, of several clients.
 
     Attributes:
       indices: int32 `[steps, capacity]`, rows of the client's data; zeros beyond a step's size.
@@ -26,13 +26,14 @@ def poisson_batches(
     """Draws Poisson batches: in every step each example takes part with its client's rate, independently of all else.
 
     Guarantee: this is the sampler `dp_accounting.PoissonSampledDpEvent` describes, up to the generator of the bits. The
-      size of a batch is random, may be zero, and is never truncated: the capacity is that of the largest batch drawn
-      here. A rate is honoured to 2**-23.
+      size of a batch is random, may be zero, and is never truncated: the capacity is the size of the largest batch that
+      this call draws. A rate is exact to 2**-23.
     Assumes: the bits are secret, and used for nothing else.
 
     Args:
       bits: uint32 `[clients, steps, examples]`, uniform.
-      num_examples: int32 `[clients]`; of the last axis of `bits`, only so many stand for examples.
+      num_examples: int32 `[clients]`; the first `num_examples` entries of the last axis of `bits` stand for examples,
+        the rest is padding.
       sampling_rates: float32 `[clients]`, in `[0, 1]`.
       num_steps: int32 `[clients]`; steps beyond a client's own are empty.
 
@@ -61,9 +62,9 @@ def paper_shuffled_batches(
 ) -> Batches:
     """Cuts each epoch's random permutation into disjoint batches of equal size, and leaves out the rest.
 
-    This is what the released code of the MR-MTL paper trains with, while its accountant assumes Poisson batches. The
-    event of Poisson sampling does not describe it: an example's batches are not independent, and epsilon is too small
-    (`docs/privacy.md`). Only for comparison; the claim of a plan with it is `none`.
+    The released code of the MR-MTL paper trains with these batches, but its accountant assumes Poisson batches. The
+    event of Poisson sampling does not describe them: an example's batches are not independent, and epsilon is too small
+    (`docs/privacy.md`). Only for comparison; the claim of a plan with this sampler is `none`.
 
     Args:
       bits: uint32 `[clients, steps, examples]`, uniform.

@@ -12,11 +12,11 @@ from tff_pdp.privacy.mechanisms.random_bits import draw_bits
 
 # Far from the places of a round's batches and noise (`tff_pdp.privacy.mechanisms.dp_sgd`).
 _PLACE = 2**22
-# The number of the candidate where none is selected.
+# The number that is returned where no candidate is selected.
 NOTHING = -1
-# Whole steps of the largest loss that an example of a regression counts with.
+# Number of whole steps in the loss bound of a regression's example.
 LOSS_STEPS = 2**20
-# 32-bit words of a candidate's draw: five for a uniform number, and one for the half that it lies in.
+# 32-bit words of a candidate's draw: five for a uniform number, and one for the half of (0, 1) that it lies in.
 _WORDS = 6
 
 # (candidates, data stacked, epsilons [clients], seeds [clients, 2]) -> int32 [clients]
@@ -28,15 +28,15 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
 
     A candidate's score is the number of examples it gets wrong or, for a regression, the sum of their losses, each
     clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole number
-    and is added up exactly, so that one example changes it by at most the sensitivity, of 1 or of LOSS_STEPS, whatever
-    the order and the size of the others. Each candidate draws an exponential time, longer by the factor `exp(epsilon *
-    score / sensitivity)`, and the first is selected: the exponential mechanism. An example more makes no score smaller,
-    so half the noise of the general mechanism gives the same guarantee: a candidate's log odds against any other change
-    by the difference of two changes in `[0, sensitivity]`.
+    and is added up exactly, so that one example changes it by at most the sensitivity (1 or LOSS_STEPS), whatever the
+    order and size of other losses. Each candidate draws an exponential time, longer by the factor `exp(epsilon * score
+    / sensitivity)`, and the first is selected: the exponential mechanism. A further example makes no score smaller, so
+    half the noise of the general mechanism gives the same guarantee: a candidate's log odds against any other change by
+    the difference of two changes in `[0, sensitivity]`.
 
-    Guarantee: one selection is epsilon-DP for the addition or removal of one example, and within that the bounded-range
-      mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that `first_of`
-      bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
+    Guarantee: one selection is epsilon-DP for the addition or removal of one example, and more precisely the
+      bounded-range mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that
+      `first_of` bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
     Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's bits
       stand in for random ones. A model's metrics of an example do not depend, to the bit, on the other rows or on their
       number.
@@ -91,23 +91,23 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
 def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Selects a candidate, int32 scalar, with a probability proportional to exp(-epsilon * score / sensitivity).
 
-    Guarantee: of any candidate, the log-ratio to the ideal probability is at most 2**-44, but for draws of a mass of
-      2**-100 at most, for up to 4,000 candidates.
+    Guarantee: for up to 4,000 candidates, the log-ratio of each candidate's probability to the ideal one is at most
+      2**-44, except for draws of a mass of at most 2**-100.
 
-      Exponential times E of rate 1 that are stretched, each by a factor of its own, are overtaken by none with a
-      probability proportional to the inverse of the factor. Let times be known up to factors of 1 - h to 1 + h. Then
-      the first is i at least where i would be first after a delay by (1 + h) / (1 - h), and at most where i would be
-      first after an advance as large: probabilities within that factor of the ideal, a log-ratio of 2 h and a bit.
+      Let exponential times of rate 1 be stretched, each by a factor of its own: each is the first with a probability
+      proportional to the inverse of its factor. Let times be known up to factors of 1 - h to 1 + h. Then the first is i
+      at least where i would be first after a delay by (1 + h) / (1 - h), and at most where i would be first after an
+      advance as large: probabilities within that factor of the ideal, a log-ratio of little more than 2 h.
 
       Here h is below 2**-45.2. With u = 2**-53, the exponent x is one product of exact numbers, so that exp(x) errs by
-      109 u where x is at most 100; a candidate beyond is first with a probability of exp(-99) or less, here as ideally.
-      Of the uniform number that a time is made of, 160 bits are drawn: it is known up to 21 u where it is not below
-      2**-112, and times up to 51 u, if TensorFlow's exp, log and log1p are right to 8 u.
+      109 u where x is at most 100; with a larger x a candidate is first with a probability of at most exp(-99), here as
+      ideally. A time is made of a uniform number of 160 drawn bits, which is known up to 21 u where it is not below
+      2**-112; times are known up to 51 u, if TensorFlow's exp, log and log1p are right to 8 u.
     Assumes: the words are secret and used for nothing else.
 
     Args:
-      scores: float64 `[candidates]`, whole numbers from 0, below 2**53.
-      sensitivity: a power of two.
+      scores: float64 `[candidates]`, whole numbers, at least 0 and below 2**53.
+      sensitivity: largest change of a score by one example, a power of two.
       epsilon: float64 scalar, positive; at infinity the first of the smallest scores is selected.
       words: uint32 `[6, candidates]`, uniform.
     """
@@ -121,12 +121,12 @@ def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.
 def exponential_times(words: tf.Tensor) -> tf.Tensor:
     """Makes exponential variables of mean 1, float64 `[candidates]`, from uint32 `[6, candidates]`.
 
-    They are minus the logarithms of a uniform number. A coin decides on which side of a half that number lies, and
-    another uniform number how far from the end of its side: it has all its digits near zero and near one alike.
+    Each is minus the logarithm of a uniform number. A coin decides on which side of a half this number lies, and
+    another uniform number decides its distance from the end of that side: all digits are kept near zero and near one.
     """
     # As float64: lists of whole numbers have no kernel on GPUs.
     coin, *digits = tf.unstack(tf.cast(words, tf.float64))
-    # In the middle of what the digits leave open.
+    # The middle of the interval that the drawn digits leave open.
     uniform = tf.fill(tf.shape(coin), tf.constant(0.5, tf.float64))
     for digit in reversed(digits):
         uniform = (digit + uniform) * 2.0**-32

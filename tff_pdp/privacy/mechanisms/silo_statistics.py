@@ -1,4 +1,4 @@
-"""Releases statistics of a silo's records, bought from its budget once, before training: their number, and their scale.
+"""Releases statistics of a silo's records, at a cost to its budget, once before training: their number and their scale.
 
 A statistic is released with noise, and then stored and reused: releasing it again would cost again.
 """
@@ -27,12 +27,12 @@ ReasonedEvent = tuple[dp_accounting.DpEvent, str]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MomentSettings:
-    """Settings of the release of each feature's mean and standard deviation. All of it is public.
+    """Settings of the release of each feature's mean and standard deviation. All settings are public.
 
     Attributes:
-      lower: float64 `[*input_shape]`, smallest value a feature is counted with.
-      upper: float64 `[*input_shape]`, largest; above `lower`.
-      noise_multiplier: standard deviation of the noise over the sensitivity of the sum.
+      lower: float64 `[*input_shape]`, lower bound to which a feature is clipped.
+      upper: float64 `[*input_shape]`, upper bound; above `lower`.
+      noise_multiplier: standard deviation of the noise divided by the sensitivity of the sum.
       smallest_stddev: least standard deviation that is released, as a share of `upper - lower`; from 0.001 to 0.5.
     """
 
@@ -54,11 +54,11 @@ class MomentSettings:
 
 @dataclasses.dataclass(frozen=True)
 class StatisticsSettings:
-    """Which statistics every silo releases; nothing by default.
+    """The statistics that every silo releases; nothing by default.
 
     Attributes:
-      count_epsilon: what the number of training examples costs, or None where that number is public.
-      moments: how the features' means and standard deviations are released, or None for not at all.
+      count_epsilon: epsilon that the number of training examples costs, or None where that number is public.
+      moments: settings for the release of features' means and standard deviations, or None for no release.
     """
 
     count_epsilon: float | None = None
@@ -75,7 +75,7 @@ class NoisedNumber(Settings, tag_field="kind", tag="noised"):
     """Releases silos' numbers of training examples with noise.
 
     Attributes:
-      epsilon: cost of the number.
+      epsilon: epsilon that the release of a silo's number costs.
     """
 
     epsilon: Positive  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -90,8 +90,8 @@ class SiloStatistics:
 
     Attributes:
       num_examples: number of training examples, at least 1: noised, or the true one where it is public.
-      mean: of each feature, in C order; None where moments were not asked for.
-      stddev: of each feature, positive.
+      mean: mean of each feature, in C order; None where moments were not asked for.
+      stddev: standard deviation of each feature, positive; None where `mean` is.
       events: releases and their purposes, to be entered in the silo's ledger once.
     """
 
@@ -114,7 +114,7 @@ class SiloStatistics:
         """Restores statistics.
 
         Raises:
-          ConfigError: these are no stored statistics.
+          ConfigError: `stored` does not hold a silo's statistics.
         """
         try:
             return cls(
@@ -147,7 +147,7 @@ def statistics_generator(silo: str, test_only_seed: int | None = None) -> ExactD
     """Returns the source of one silo's noise.
 
     Args:
-      silo: its name.
+      silo: name of the silo.
       test_only_seed: None for the operating system's entropy. A number makes the noise a function of it and of the
         silo's name: reproducible, and not private.
     """
@@ -157,7 +157,7 @@ def statistics_generator(silo: str, test_only_seed: int | None = None) -> ExactD
 
 
 def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: ExactDraws) -> SiloStatistics:
-    """Releases what the settings ask for, about one silo's training examples.
+    """Releases the statistics that the settings ask for, about one silo's training examples.
 
     Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
     adjacency, for any records whatsoever: values that are out of bounds or missing change no sensitivity. Where the
@@ -167,8 +167,8 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
 
     Args:
       x: `[n, *input_shape]`, any numeric dtype; n may be 0.
-      settings: public.
-      draws: of `statistics_generator`.
+      settings: statistics to release, public.
+      draws: draws from `statistics_generator`.
     """
     num_examples = max(1, len(x))
     if settings.count_epsilon is not None:
@@ -181,7 +181,7 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
 
 
 def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
-    """Sums each record's (u, u^2 - 1), in whole steps of `exact_draws`: Python's integers, `[2, *input_shape]`.
+    """Sums (u, u^2 - 1) over records, in whole steps of `exact_draws`: Python's integers, `[2, *input_shape]`.
 
     Here u is a feature mapped from its bounds to [-1, 1].
 
@@ -193,7 +193,7 @@ def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
     for start in range(0, len(x), _ROWS):
         with np.errstate(over="ignore"):
             u = (x[start : start + _ROWS].astype(np.float64) - (settings.lower + settings.upper) / 2) / half_range
-        # A missing value counts as the middle: it must not turn the sum into one that tells of it.
+        # A missing value counts as the middle of the bounds: the sum must not become NaN, which would reveal it.
         u = np.clip(np.nan_to_num(u, nan=0.0), -1, 1)
         steps = steps + whole_steps(np.stack([u, u**2 - 1], axis=1), settings.stddev)
     return steps
@@ -204,7 +204,7 @@ def _release_moments(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     first, second = add_noise(moment_steps(x, settings), settings.stddev, draws) / num_examples
     mean = np.clip(first, -1, 1)
-    # In [-1, 1] a variance is at most 1; noise may say otherwise, and may say that a feature hardly varies.
+    # In [-1, 1] a variance is at most 1; with noise it may come out larger, or close to zero or below.
     stddev = np.sqrt(np.clip(1 + second - mean**2, (2 * settings.smallest_stddev) ** 2, 1))
     half_range = (settings.upper - settings.lower) / 2
     mean, stddev = (settings.lower + settings.upper) / 2 + mean * half_range, stddev * half_range

@@ -7,18 +7,18 @@ from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.settings import Positive, Settings, Share
 
-# Halves, which a count is a sum of, are whole steps of the grid for noise up to 2**17.
+# A count is a sum of halves, which are whole steps of the grid for noise up to 2**17.
 _MOST_COUNT_NOISE = 1e5
 
 
 @dataclasses.dataclass(frozen=True)
 class UserSum:
-    """Says that users' releases are clipped, summed and noised, and how.
+    """The clip, sum and noise of users' releases.
 
     Attributes:
       noise: kind of noise and clip.
-      sampling_rate: of cohorts.
-      generator: of the noise's random bits.
+      sampling_rate: probability that a user is in a round's cohort; for trees, the share of users in a cohort.
+      generator: generator of the noise's random bits.
     """
 
     noise: "UserNoise"
@@ -37,13 +37,13 @@ class FixedClip(_SumNoise, tag_field="kind", tag="fixed_clip"):
 
 
 class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
-    """As `FixedClip`, with a clip norm that follows a quantile of the updates' norms (Andrew et al., NeurIPS 2021).
+    """As kind `fixed_clip`, with a clip norm that follows a quantile of updates' norms (Andrew et al., NeurIPS 2021).
 
     Attributes:
       quantile: share of the updates that should not be clipped.
-      learning_rate: of the logarithm of the clip norm.
-      count_stddev: standard deviation of the noise on the number of updates below the clip norm, over the expected
-        cohort. That count is released too, so the sum gets more noise than a fixed clip asks for.
+      learning_rate: learning rate of the logarithm of the clip norm.
+      count_stddev: standard deviation of the noise on the count of updates below the clip norm, divided by the expected
+        cohort. The count is released too, so the sum needs more noise than with a fixed clip.
     """
 
     quantile: Share = 0.5
@@ -51,7 +51,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     count_stddev: Positive = 0.05
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """Returns that of the sum alone, more than that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
+        """Returns the sum's own noise multiplier, above that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
 
         Raises:
           BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above 1e5.
@@ -84,7 +84,7 @@ UserNoise = FixedClip | AdaptiveClip | TreeNoise
 
 
 def rounds_per_epoch(share: float) -> int:
-    """Returns the rounds in which every user takes part once, where each round takes that share of them.
+    """Returns the number of rounds in which every user takes part once, if `share` of the users are in each round.
 
     >>> rounds_per_epoch(0.25), rounds_per_epoch(0.3)
     (4, 4)

@@ -21,7 +21,7 @@ from tff_pdp.privacy.mechanisms.parameters import LARGEST_CLIP_NORM, SMALLEST_CL
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, UserNoise, rounds_per_epoch
 
-# More than what float64 may add to a record's norm when the record is scaled, and than what float32 takes from a noise
+# Above what float64 may add to a record's norm when the record is scaled, and above what float32 takes from a noise
 # multiplier.
 _ROUNDING = 2.0**-20
 
@@ -37,7 +37,7 @@ def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.
       clip_norm: scalar, positive or zero; infinite leaves every record as it is.
 
     Returns:
-      The clipped record, float64, and the norm that it had: float32 scalar, infinite where a value was not finite.
+      The clipped record, float64, and its norm before: float32 scalar, infinite where a value was not finite.
     """
     # Squares of float32 values fit into float64.
     exact, clip = tf.cast(record, tf.float64), tf.cast(clip_norm, tf.float64)
@@ -54,10 +54,10 @@ class SeededGaussianState(NamedTuple):
     """State of a `SeededGaussianSumQuery`.
 
     Attributes:
-      l2_norm_clip: float32 scalar.
-      stddev: float32 scalar, of the noise on every value of the sum.
+      l2_norm_clip: float32 scalar, L2 bound on a record.
+      stddev: float32 scalar, standard deviation of the noise on every value of the sum.
       seed: int64 `[2]`, secret.
-      draws: int32 scalar, how often noise has been drawn from the seed.
+      draws: int32 scalar, number of draws of noise from the seed so far.
     """
 
     l2_norm_clip: Any
@@ -70,8 +70,8 @@ class SumParams(NamedTuple):
     """Parameters by which a record is prepared.
 
     Attributes:
-      l2_norm_clip: float32 scalar.
-      step: float64 scalar, of the grid.
+      l2_norm_clip: float32 scalar, L2 bound on a record.
+      step: float64 scalar, step of the grid.
     """
 
     l2_norm_clip: Any
@@ -84,8 +84,8 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
     Guarantee: a function of one Gaussian mechanism of noise multiplier `stddev / l2_norm_clip` under adding or removing
       one record. A record is clipped and rounded to the grid, after which its norm is at most `l2_norm_clip`; whole
       steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to the grid.
-    Assumes: the seed is secret and new in each run; the generator's bits stand in for random ones; as `grid_noise` for
-      the noise. A sum has fewer than 2**53 steps: some billions of users.
+    Assumes: the seed is secret and new in each run; the generator's bits stand in for random bits; for the noise, as in
+      `grid_noise`. A sum has fewer than 2**53 steps: some billions of users.
     """
 
     def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
@@ -112,7 +112,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return tf.zeros(template.shape, tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Clips a record and rounds it to whole steps toward zero, float64; returns it and the norm that it had."""
+        """Clips a record and rounds it to whole steps toward zero, float64; returns it and its norm before."""
         clipped, norm = clip_record(record, params.l2_norm_clip)
         return whole_steps_within(clipped, params.step), norm
 
@@ -125,7 +125,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-        """Draws noise of one place of the seed in whole steps, float64; zeros where the standard deviation is zero."""
+        """Draws noise from one place of the seed in whole steps, float64; zeros if the standard deviation is zero."""
         size = max(shape.num_elements() or 1, 1)
         draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
@@ -136,7 +136,7 @@ class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
     """The library's estimate of a quantile of norms, with seeded noise on the count below it."""
 
     def __init__(self, *arguments: Any, seed: Any, generator: Generator = "philox", **named: Any):
-        """Makes a query; arguments as the library's, the seed of its first state, and the generator of its noise."""
+        """Makes a query; arguments as in the library, the seed of its first state, and the generator of its noise."""
         self._seed = seed
         self._generator: Generator = generator
         super().__init__(*arguments, **named)
@@ -166,7 +166,7 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
     Guarantee: one Gaussian mechanism of the noise multiplier z with `z^-2 = noise_multiplier^-2 + (2 s)^-2`, where s is
       the standard deviation of the noise on the count of records below the clip norm.
-    Assumes: as `SeededGaussianSumQuery`.
+    Assumes: as in `SeededGaussianSumQuery`.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
         seeds: tuple[Any, Any],
         generator: Generator = "philox",
     ):
-        """Makes a query; arguments as the library's, seeds for the sum and for the count, and their generator."""
+        """Makes a query; arguments as in the library, seeds for the sum and for the count, and their generator."""
         of_quantile = target_unclipped_quantile, learning_rate, clipped_count_stddev, expected_num_records
         super().__init__(initial_l2_norm_clip, noise_multiplier, *of_quantile)
         self._quantile_estimator_query = SeededQuantileEstimatorQuery(
@@ -193,9 +193,9 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
     def get_noised_result(self, sample_state: Any, global_state: Any) -> tuple[Any, Any, Any]:
         """Returns the noised sum, the state with the next clip norm, and the event of the release."""
         result, state, event = super().get_noised_result(sample_state, global_state)
-        # In the end, steps of one direction would lead out of float32, and so to sums without noise.
+        # Many steps in one direction would leave the range of float32, and so lead to sums without noise.
         clip_norm = tf.clip_by_value(state.sum_state.l2_norm_clip, SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM)
-        # The library makes the sum's state anew, of clip norm and noise alone.
+        # The library makes the sum's state anew, from clip norm and noise alone.
         sum_state = global_state.sum_state
         renewed = sum_state._replace(
             l2_norm_clip=clip_norm, stddev=clip_norm * state.noise_multiplier, draws=sum_state.draws + 1
@@ -205,10 +205,10 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
 
 class TreeState(NamedTuple):
-    """State of a `TreeSumQuery`: first as `SeededGaussianState`, for noise of nodes in place of sums.
+    """State of a `TreeSumQuery`: the fields of `SeededGaussianState`, for noise of nodes in place of sums, and more.
 
     Attributes:
-      rounds: int32 scalar, how many rounds of the present tree are done.
+      rounds: int32 scalar, number of rounds of the present tree that are done.
       left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
       before: float64 `[values]` in steps, the noise of the running sum that was released last.
     """
@@ -223,18 +223,18 @@ class TreeState(NamedTuple):
 
 
 class TreeSumQuery(SeededGaussianSumQuery):
-    """Sums of clipped records with noise whose running sum is that of a binary tree's nodes: tree aggregation.
+    """Sums of clipped records, whose running sum has the noise of a binary tree's nodes: tree aggregation.
 
     A complete subtree's sum is known from its own node, and from both halves. Both estimates are averaged with weights
-    that are near the best ones and of few bits, so that all combinations of nodes are exact: `_OWN_WEIGHTS`.
+    that are near the best weights and have few bits, so that all combinations of nodes are exact: `_OWN_WEIGHTS`.
 
     Source: Kairouz et al., "Practical and Private (Deep) Learning without Sampling or Shuffling", ICML 2021; Honaker,
     "Efficient Use of Differentially Private Binary Trees", 2015, whose weights are 2/3, 4/7, 8/15, ...
 
     Guarantee: the sums of one tree's rounds are a function of one single-epoch tree aggregation of noise multiplier
       `stddev / l2_norm_clip`, for one record replaced by zero. Sums of nodes are whole steps, noise of nodes is rounded
-      to the same grid, and what is released of both is a combination without rounding.
-    Assumes: no user has more than one record in the rounds of a tree; otherwise as `SeededGaussianSumQuery`.
+      to the same grid, and the release combines both without rounding.
+    Assumes: no user has more than one record in the rounds of a tree; otherwise as in `SeededGaussianSumQuery`.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         rounds_per_tree: int,
         generator: Generator = "philox",
     ):
-        """As `SeededGaussianSumQuery`, for records of so many values; a tree starts anew after so many rounds."""
+        """Makes a query for records of `num_values` values; a tree starts anew after `rounds_per_tree` rounds."""
         super().__init__(l2_norm_clip, stddev, seed, generator)
         self._num_values, self._rounds_per_tree = num_values, rounds_per_tree
 
@@ -282,7 +282,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         running = tf.reduce_sum(left * is_part[:, tf.newaxis], axis=0)
         # In the graphs that TFF traces, `==` compares objects.
         is_last = tf.equal(rounds, self._rounds_per_tree)
-        # Without rounding up to the last sum, for noise has few digits; that one may round, as what is released does.
+        # Exact before the last addition, because noise has few digits; that addition may round, as the release does.
         result = tf.cast((sample_state + (running - state.before)) * step, tf.float32)
         after = state._replace(
             draws=draws,
@@ -293,7 +293,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         return result, after, dp_accounting.UnsupportedDpEvent()
 
 
-# By height of the subtree from one round up, and for all higher ones. Where children have the variance v, the best
+# By height of the subtree from one round up; the last for all higher subtrees. If children have variance v, the best
 # weight is 2 v / (1 + 2 v); with these weights, variances are 0.672, 0.574, 0.537, ..., with the best 0.667, 0.571,
 # 0.533, ...
 _OWN_WEIGHTS = (0.625, 0.5625, 0.5)
@@ -302,10 +302,10 @@ _OWN_WEIGHTS = (0.625, 0.5625, 0.5)
 def build_query(
     noise: UserNoise, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
 ) -> tensorflow_privacy.DPQuery:
-    """Builds the query of a mechanism, for records of so many values; `seeds` are int64 `[2, 2]`, secret.
+    """Builds the query of a mechanism, for records of `num_values` values; `seeds` are int64 `[2, 2]`, secret.
 
     Raises:
-      BudgetError: as `AdaptiveClip.sum_noise_multiplier`.
+      BudgetError: as in `AdaptiveClip.sum_noise_multiplier`.
     """
     # Not infinity times zero.
     stddev = mechanism.noise_multiplier * mechanism.clip_norm if mechanism.noise_multiplier else 0.0

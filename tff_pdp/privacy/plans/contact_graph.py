@@ -1,6 +1,6 @@
 """Protects people, or pairs of people, of a contact graph inside their silo: settings, plan and builder.
 
-Rows are made of the graph, and one person is in several of them: node- and edge-level DP.
+Rows are made of the graph, and one person is in several rows: node- and edge-level DP.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class ContactGraphPlan(SiloExamplePlan):
     """Protects one person of a contact graph, or all contacts of one pair of people, in place of one example.
 
-    Silos train as under `SiloExamplePlan`; what a gradient costs is another event, which counts every row that the
-    person, or the pair, is in.
+    Silos train as in `SiloExamplePlan`, but the event of a gradient counts every row that the person, or the pair, is
+    in.
 
     Guarantee: with claim `formal-conditional`, everything that leaves silo k, and its personal model, is (epsilon_k,
       delta_k)-DP for the people of silo k (`node`) or for each pair's contacts (`edge`), where the ledger built here
       bounds epsilon_k.
-    Assumes: what `row_influence` promises of the rows, and what `claim_reason` says. The effect of one person's disease
-      on others' states is no contact nor one's own value: neighbouring graphs have the same states of all others.
+    Assumes: what `row_influence` promises about the rows, and what `claim_reason` says. The effect of a person's
+      disease on others' states is not protected: in neighbouring graphs all other people have the same states.
     """
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
@@ -56,14 +56,14 @@ _NOT_PROTECTED = {
 class ContactGraph(PlanSettings):
     """Protects people of a contact graph, or all contacts of one pair, inside their silo.
 
-    Which of both, and in how many rows a person is, is the data set's promise and cannot be configured. Nothing else is
-    released: what a person changes would be more than one row.
+    The data set says which of the two is protected, and in how many rows a person is; neither can be configured. Only
+    gradients are released: other releases are calibrated for one row, and a person changes more than one row.
 
     Attributes:
       budgets: epsilon and delta of each silo, for one person, or one pair's contacts.
       clip_norm: C, L2 bound on each row's gradient.
-      noise_multiplier: z, the same for all silos; each leaves when its budget is spent. Without it every silo stays to
-        the last round, with the noise its own budget asks for.
+      noise_multiplier: z, the same for all silos; each silo leaves when its budget is spent. Without it every silo
+        stays to the last round, with the noise that its own budget needs.
     """
 
     budgets: Budgets
@@ -72,12 +72,12 @@ class ContactGraph(PlanSettings):
     feature_scaling: ScalingsWithoutRelease = Unscaled()
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method is for silos, and selects nothing."""
+        """Checks that a method and a weighting are for silos, and that the method selects nothing."""
         super().check(algorithm, weighting)
         if algorithm.selection_rounds:
             raise ConfigError(
                 f"algorithms.{algorithm.name} selects a cluster privately, for one row, and under privacy.kind "
-                "contact_graph a person is in several"
+                "contact_graph a person is in several rows"
             )
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
@@ -92,8 +92,8 @@ class ContactGraph(PlanSettings):
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
         """Refuses new clients."""
         raise ConfigError(
-            "privacy.kind contact_graph: examples are rows made of people's contacts, so that a new client's tell of "
-            "people in other clients' rows, too, and no figure would cover both. Train again with the new client"
+            "privacy.kind contact_graph: examples are rows made of people's contacts, so a new client's rows reveal "
+            "people in other clients' rows too, and no epsilon would cover both. Train again with the new client"
         )
 
     def build(self, training: PlannedTraining) -> ContactGraphPlan:
@@ -102,12 +102,12 @@ class ContactGraph(PlanSettings):
         The sampling rate of silo k is `min(1, batch_size / n_k)`.
 
         Args:
-          training: what the silos release, how often, and the `row_influence` of their rows.
+          training: the silos' releases, the count of each, and the `row_influence` of the rows.
 
         Raises:
           ConfigError: a budget is missing, the data set's rows are independent, or training releases what is calibrated
             for one row.
-          DataError: the data set's promise means nothing.
+          DataError: the data set's `row_influence` is not valid.
           BudgetError: a silo's budget cannot be met.
         """
         self.check_rows(training.row_influence)
@@ -122,7 +122,7 @@ class ContactGraph(PlanSettings):
         for what, is_used in for_one_row.items():
             if is_used:
                 raise ConfigError(
-                    f"privacy.kind contact_graph: {what} is for one row, and a person is in several: leave it out"
+                    f"privacy.kind contact_graph: {what} is for one row, and a person is in several rows: leave it out"
                 )
         claim, reason = _claim(self, training, influence)
         return ContactGraphPlan(
@@ -136,7 +136,7 @@ class ContactGraph(PlanSettings):
 
 
 def _noise_and_last_round(settings: ContactGraph, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
-    """Returns the noise a budget asks for over all rounds, or given noise and the round at which it is spent."""
+    """Returns the noise that a budget needs over all rounds, or given noise and the last round that it pays for."""
     steps, (client_id, budget, sampling_rate, drawn_noise) = training.gradients_per_round[silo.client_id], silo
     influence = training.row_influence
     assert influence is not None

@@ -2,8 +2,8 @@
 
 `PlanSettings` is the section `privacy` of an experiment; its subclasses, one beside each plan, build the plan from a
 `PlannedTraining`. Training takes its sampler and its noise from the plan, and the ledger takes its events from the same
-plan, so what runs and what is accounted cannot drift apart. Whatever depends on the unit of protection is a method
-here: nobody else asks what kind of plan there is.
+plan, so what runs and what is accounted cannot drift apart. All that depends on the unit of protection is a method
+here: no other code asks for the kind of plan.
 """
 
 import abc
@@ -42,23 +42,23 @@ if TYPE_CHECKING:
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 # The reason in the ledger.
 DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
-# The most runs of planned rounds: rounds are drawn anew where the same bits cannot be had again.
+# How often planned rounds may be drawn: they are drawn anew where the same bits cannot be reproduced.
 _TIMES_DRAWN = 2
 
 
 class PlanSettings(Settings):
-    """Says what is promised to whom.
+    """The settings of a privacy plan.
 
     Attributes:
-      kind: what is protected: `silo_example`, each example of a silo, inside the silo; `contact_graph`, people or pairs
+      kind: the plan: `silo_example` protects each example of a silo, inside the silo; `contact_graph`, people or pairs
         of a contact graph, inside their silo; `user`, each client as a whole, from what the server releases; `none`,
-        nothing, for a comparison; or a plan from outside, by `module:name`.
-      batch_size: expected size of a Poisson batch; of users' plain batches, their size.
+        nothing, for a comparison; `module:name` is a plan from outside.
+      batch_size: expected size of a Poisson batch; with users, the size of ordinary batches.
       feature_scaling: source of the features' shifts and scales.
-      generator: of random bits inside computations: `philox`, which is fast and no cryptographic generator, so that
-        claims are conditional on it; or `chacha20`, which is one.
-      registry: folder, an absolute path, of the registry that all runs on the same records are counted in, over all
-        folders; without it the user's own, `$XDG_STATE_HOME/tff_pdp/registry`, by default in `~/.local/state`.
+      generator: generator of random bits inside computations: `philox` is fast but not cryptographic, so claims are
+        conditional on it; `chacha20` is cryptographic.
+      registry: absolute path of the registry folder, in which all runs on the same records are counted, wherever they
+        are stored. Default: `tff_pdp/registry` in `$XDG_STATE_HOME`, or in `~/.local/state`.
     """
 
     kind: Name
@@ -78,20 +78,20 @@ class PlanSettings(Settings):
     def __post_init__(self):
         if self.registry is not None and not Path(self.registry).is_absolute():
             raise ValueError(
-                f"registry {self.registry!r} must be an absolute path: it would be another folder in each working "
-                "directory"
+                f"registry {self.registry!r} must be an absolute path: a relative path is another folder in each "
+                "working directory"
             )
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method and a weighting may be trained under this plan: by default, that both are for silos.
 
         Raises:
-          ConfigError: the plan does not allow one.
+          ConfigError: the plan does not allow the method or the weighting.
         """
         if algorithm.adapt is not None:
             raise ConfigError(
                 f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, "
-                "which does not protect these examples: it is for users, by privacy.kind user, or none with unit user"
+                "which does not protect these examples: it is for users (privacy.kind user, or none with unit user)"
             )
         if weighting == "paper_capped_num_examples":
             raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
@@ -101,7 +101,7 @@ class PlanSettings(Settings):
 
         Raises:
           ConfigError: the plan protects something else; the message names the plan that does.
-          DataError: the data set's promise means nothing.
+          DataError: the data set's `row_influence` is not valid.
         """
         if row_influence is not None:
             raise ConfigError(
@@ -125,7 +125,7 @@ class PlanSettings(Settings):
         return {} if budgets is None else budgets.assign(client_ids)
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
-        """Returns the budget of each new silo's fit; None where its examples are not protected by the plan.
+        """Returns the budget of each new silo's fit; None where the plan does not protect the silo's examples.
 
         Raises:
           ConfigError: a budget is missing, or out of range; or the plan allows no new clients.
@@ -139,20 +139,20 @@ class PlannedTraining:
 
     Attributes:
       num_examples: number n_k of training examples by client id, public or released with noise.
-      gradients_per_round: by client id, gradient computations on local data in one round.
-      rounds: planned rounds.
-      selection_rounds: how many of them, from the first, select a cluster.
+      gradients_per_round: by client id, number of gradient computations on local data in one round.
+      rounds: number of planned rounds.
+      selection_rounds: number of rounds, from the first, in which clients select a cluster.
       fixed_events: by client id, releases before training, which have to fit into the budget as well.
       num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
-      unsound: why nothing is claimed whatever the ledger says, if so.
-      condition: under which condition the method's guarantee holds, if only under one.
-      num_parameters: number of weights of the model, of all of which a silo's gradients are noised.
-      num_released: number of values a client releases in a round.
+      unsound: reason why nothing is claimed whatever the ledger says; empty without one.
+      condition: condition under which the method's guarantee holds; empty without one.
+      num_parameters: number of weights of the model; the noise on silos' gradients covers all weights.
+      num_released: number of values that a client releases in a round.
       num_noised: number of these values that noise changes; None for all.
       noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
-      total_weight: of all clients, where they count by weights that are at most one.
-      search: each silo's repetitions besides, with the same noise, to choose hyper-parameters.
-      row_influence: how many rows one person can change, where examples are rows made of a contact graph.
+      total_weight: sum of the weights of all clients, where clients have weights of at most one.
+      search: each silo's further runs, with the same noise, to choose hyper-parameters.
+      row_influence: number of rows that one person can change, where examples are rows made of a contact graph.
     """
 
     num_examples: Mapping[str, int]
@@ -174,25 +174,25 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(abc.ABC):
-    """The protection of a training: of whom, from whom, by which mechanism, at what cost.
+    """The protection of a training: unit, adjacency, mechanism, claim and cost.
 
-    A plan has scopes, each with a budget and a ledger's entries of its own: every silo, where a silo's examples are
-    protected; one for all users, where users are.
+    A plan has scopes, each with its own budget and ledger entries: every silo, where a silo's examples are protected;
+    one scope for all users, where users are protected.
 
     Attributes:
       unit: the unit of protection.
       adjacency: how neighbouring data sets differ.
       claim: strength of the guarantee.
       claim_reason: one line that says why it is no weaker and no stronger.
-      budgets: by scope; empty without privacy.
+      budgets: budget of each scope; empty without privacy.
       rounds: planned number of rounds, for which the noise was calibrated.
-      fixed_events: by scope, its releases before training.
-      drawn_noise: by scope, the noise that is drawn for it in place of ideal Gaussians; see `drawn_noise_event`.
-      generator: of random bits in computations: batches, noise and selections.
+      fixed_events: by scope, releases before training.
+      drawn_noise: by scope, the noise that is drawn in place of ideal Gaussians; see `drawn_noise_event`.
+      generator: generator of random bits in computations: batches, noise and selections.
       num_examples_are_noised: whether silos' numbers of examples were released with noise; otherwise they are public.
-      search: each silo's repetitions to choose hyper-parameters, where silos do that.
-      row_influence: the unit of rows made of a contact graph, and S, the most rows that change with it; None where
-        examples are independent.
+      search: each silo's further runs to choose hyper-parameters; None without a search.
+      row_influence: the protected unit of rows made of a contact graph, and S, the largest number of rows that change
+        with one unit; None where examples are independent.
     """
 
     # Whether clients are users, of whom some take part in a round; their states lie in a store, their data come by
@@ -224,16 +224,16 @@ class PrivacyPlan(abc.ABC):
         """Returns the server's first state, with this plan's mechanism in it where the server adds noise.
 
         Args:
-          server_state: as initialized.
-          seeds: int64 `[2, 2]`, secret, of this run alone.
+          server_state: state as initialized.
+          seeds: int64 `[2, 2]`, secret, used in this run alone.
         """
         return server_state
 
     def check_redrawn(self, round_number: int) -> None:
-        """Checks that all after a round can be drawn anew.
+        """Checks that all rounds after a given one can be drawn anew.
 
         Raises:
-          ConfigError: the noise goes on from round to round there.
+          ConfigError: noise of the given or earlier rounds is part of later rounds.
         """
         del round_number
 
@@ -252,17 +252,17 @@ class PrivacyPlan(abc.ABC):
         """Draws the clients of a round: places in `client_ids`, int64, ascending.
 
         Args:
-          round_number: from 1.
+          round_number: number of the round, from 1.
           client_ids: all clients.
-          generator: of a number, draws with a secret key of its own.
+          generator: returns, for each number, draws with a secret key of their own.
         """
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Returns the plan's parameters of clients' gradient estimators: `[clients]` by name."""
+        """Returns the parameters of clients' gradient estimators by name, `[clients]` each."""
         return {}
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
-        """Returns the plan's parameters of clients' releases, the same of all clients, by name."""
+        """Returns the parameters of clients' releases by name, the same for all clients."""
         return {}
 
     @abc.abstractmethod
@@ -272,10 +272,10 @@ class PrivacyPlan(abc.ABC):
         """Returns clients' weights in a mean: float64 `[clients]`.
 
         Args:
-          num_examples: of every client, public or noised.
-          client_ids: of the clients asked for.
-          cap: number of examples from which on a user counts as one.
-          round_number: from 1.
+          num_examples: number of examples of every client, public or noised.
+          client_ids: clients whose weights are returned.
+          cap: number of examples from which on a user has weight 1.
+          round_number: number of the round, from 1.
         """
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
@@ -287,15 +287,15 @@ class PrivacyPlan(abc.ABC):
         return []
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """Returns all silos' public parameters, which hooks of methods are made from.
+        """Returns all silos' public parameters, from which methods make their hooks.
 
         Raises:
-          ConfigError: clients are no silos, or one leaves before the last round.
+          ConfigError: clients are not silos, or a silo leaves before the last round.
         """
         raise ConfigError("prox_weight: auto is for silos, whose models are released")
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """Returns epsilon of a client's selection in a round: 0 for none, infinite for an exact one."""
+        """Returns epsilon of a client's selection in a round: 0 without a selection, infinite if it is exact."""
         return 0.0
 
     @property
@@ -305,7 +305,7 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def charges(self, scope: str, round_number: int) -> Sequence[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists a round's releases of a scope: event, count, purpose."""
+        """Lists a scope's releases in a round: event, count, purpose."""
 
     @abc.abstractmethod
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
@@ -334,7 +334,7 @@ class PrivacyPlan(abc.ABC):
         return max(bounds.best for bounds in ledger.epsilons().values())
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
-        """Returns facts of one client's mechanism for reports, by name; empty where all clients have the same."""
+        """Returns facts of one client's mechanism for reports, by name; empty where all clients have the same facts."""
         return {}
 
     @property
@@ -359,7 +359,7 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def charge_drawn_noise(self, ledger: Ledger) -> None:
-        """Enters the distance of all noise that is drawn from ideal noise, for scopes where it is not entered yet.
+        """Enters the distance between all drawn noise and ideal noise, for scopes where it is not entered yet.
 
         Raises:
           BudgetError: a scope would overspend.
@@ -370,11 +370,11 @@ class PrivacyPlan(abc.ABC):
                 ledger.append(scope, event, 1, DRAWN_NOISE)
 
     def with_noise_drawn_anew(self, ledger: Ledger | None, attempt: int) -> Ledger | None:
-        """Returns a ledger, or a copy with the distance of one more whole training's noise, if it is not in there yet.
+        """Returns the ledger or, where it does not cover the attempt, a copy with one more training's drawn noise.
 
         Args:
           ledger: the spending so far.
-          attempt: how often rounds will have been drawn anew.
+          attempt: number of times that rounds will have been drawn anew.
 
         Raises:
           BudgetError: a scope would overspend.
@@ -401,11 +401,11 @@ class PrivacyPlan(abc.ABC):
             if scope in self.drawn_noise:
                 planned[self.drawn_noise[scope]] = 1
             planned.update(self.planned_counts(scope))
-            # All together: each alone would fit where their sum does not.
+            # All together: each event alone may fit where their sum does not.
             ledger.precheck(scope, {event: max(0, count - recorded[scope, event]) for event, count in planned.items()})
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
-        """Returns the epsilon that may be claimed of a client's releases: the spent one."""
+        """Returns the epsilon that may be claimed for a client's releases: the spent epsilon."""
         return ledger.epsilon(self.scope_of(client_id))
 
     def training_event(self, scope: str) -> dp_accounting.DpEvent:
@@ -415,7 +415,7 @@ class PrivacyPlan(abc.ABC):
         )
 
     def charge_round(self, ledger: Ledger, round_number: int) -> None:
-        """Enters one round for every scope that it releases anything of, before it runs.
+        """Enters one round, before it runs, for every scope about which it releases anything.
 
         Raises:
           BudgetError: a scope would overspend, or the plan has no such round; nothing has been entered.
@@ -436,5 +436,5 @@ class PrivacyPlan(abc.ABC):
 
 
 def drawn_noise_event(values: int) -> GridNoiseDpEvent:
-    """Builds the event of so many values of planned noise, and of as many in rounds that may have to be drawn anew."""
+    """Builds the event of `values` planned values of noise, twice: rounds may have to be drawn anew."""
     return GridNoiseDpEvent(int(_TIMES_DRAWN * values))

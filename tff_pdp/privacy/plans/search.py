@@ -26,20 +26,20 @@ _SHAPES = {"geometric": GEOMETRIC, "logarithmic": LOGARITHMIC, "poisson": POISSO
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """The search of every silo; all of it public.
+    """The settings of every silo's search, all of them public.
 
-    Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for a record of the training
-      examples and for one of the validation examples: either comes or goes in a run or in its score.
+    Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for adding or removing one
+      training example, which changes runs, or one validation example, which changes scores.
     Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by the
-      methods here, from keys that are secret; nothing but the selected run leaves the silo, and not how long the search
-      took. A score changes by at most `sensitivity` with one validation example.
+      methods here, from keys that are secret; nothing but the selected run leaves the silo, not even the duration of
+      the search. A score changes by at most `sensitivity` with one validation example.
 
     Attributes:
       candidates: hyper-parameters by name, for each combination that is tried.
-      runs: how many runs: random and secret, or the number of candidates, of which each is tried once.
-      score_noise_multiplier: standard deviation of the noise on a score over the sensitivity.
-      sensitivity: how much one validation example can change a score.
-      has_pivot: whether the method releases anything during training; one that does not needs no pivot run.
+      runs: number of runs: random and secret, or the number of candidates, each of which is then tried once.
+      score_noise_multiplier: standard deviation of the noise on a score, divided by the sensitivity.
+      sensitivity: largest change of a score that one validation example can make.
+      has_pivot: whether the method releases anything during training; without releases it needs no pivot run.
     """
 
     candidates: tuple[Mapping[str, float], ...]
@@ -59,23 +59,23 @@ class Search:
         return dp_accounting.GaussianDpEvent(self.score_noise_multiplier)
 
     def event(self, run_event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-        """Builds the event of one silo's repetitions, from that of the training in one of them."""
+        """Builds the event of one silo's whole search, from the event of the training in one run."""
         return search_event(dp_accounting.ComposedDpEvent([run_event, self.score_event]), self.runs)
 
     def draw_number_of_runs(self, draws: ExactDraws) -> int:
-        """Draws how many runs one silo makes: at least 1, but perhaps 0 if Poisson."""
+        """Draws how many runs one silo makes: at least 1, or at least 0 if Poisson; a fixed number is not drawn."""
         return self.runs.draw(draws.below) if isinstance(self.runs, NumberOfRuns) else self.runs
 
     def draw_candidate(self, run: int, draws: ExactDraws) -> Mapping[str, float]:
-        """Draws a silo's candidate in a run, counted from 1: any with equal probability, whatever came before."""
+        """Draws a silo's candidate in a run, counted from 1: uniformly and independently, or each in order if fixed."""
         return self.candidates[run - 1 if self.is_fixed else draws.below(len(self.candidates))]
 
     def noised(self, scores: np.ndarray, draws: ExactDraws) -> float:
-        """Adds up examples' scores with noise, as runs are compared; `score_event` covers the result.
+        """Adds up examples' scores with noise, to compare runs by the result, which `score_event` covers.
 
         Args:
           scores: float64 `[n]`, one for each validation example, each at most `sensitivity` from zero.
-          draws: of a secret key that serves nothing else.
+          draws: draws of a secret key that serves nothing else.
         """
         stddev = self.score_noise_multiplier * self.sensitivity
         return float(add_noise(whole_steps(scores, stddev), stddev, draws))

@@ -49,15 +49,15 @@ class SiloExamplePlan(PrivacyPlan):
     Assumes: what `claim_reason` says.
 
     Attributes:
-      mechanisms: by client id.
+      mechanisms: by client id, parameters of the silo's DP-SGD.
       num_examples: by client id, the number of training examples that mechanisms were planned for; see
         `num_examples_are_noised`.
-      gradients_per_round: by client id, gradient computations on local data in one round: local steps times data
-        passes.
-      last_rounds: by client id, the last round it takes part in; a function of parameters only.
-      selection_rounds: how many rounds, from the first, a client selects a cluster in.
-      selection_epsilons: by client id, of each of these selections, and on the grid of float32; empty without privacy,
-        where selections are exact up to ties.
+      gradients_per_round: by client id, number of gradient computations on local data in one round: local steps times
+        data passes.
+      last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
+      selection_rounds: number of rounds, from the first, in which a client selects a cluster.
+      selection_epsilons: by client id, epsilon of each of these selections, a float32; empty without privacy, where
+        selections are exact up to ties.
       sampler: how batches are drawn.
     """
 
@@ -95,7 +95,7 @@ class SiloExamplePlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """Returns silos' numbers of examples over the mean of those that take part."""
+        """Returns silos' numbers of examples, divided by their mean over the silos that take part in the round."""
         sizes = np.array([num_examples[client_id] for client_id in client_ids], np.float64)
         present = [num_examples[one] for one in num_examples if self.takes_part(one, round_number)]
         return sizes / np.mean(present) if present else sizes
@@ -124,7 +124,7 @@ class SiloExamplePlan(PrivacyPlan):
 
     @property
     def steps(self) -> int:
-        """The most noisy gradients of a silo in a whole training."""
+        """The largest number of noisy gradients of a silo in a whole training."""
         return max(self.gradients_per_round.values()) * self.rounds
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
@@ -142,10 +142,10 @@ class SiloExamplePlan(PrivacyPlan):
         )
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
-        """Returns the epsilon that may be claimed of a silo: the spent one.
+        """Returns the epsilon that may be claimed for a silo: the spent epsilon, or the budget.
 
-        Where numbers of examples are releases, all later releases depend on the number that came out, and their cost
-        says nothing of other numbers: only the budget, kept for each number, holds.
+        Where numbers of examples are releases, all later releases depend on the released number, and their cost says
+        nothing about other numbers: then only the budget holds, which is kept for every number.
         """
         if self.num_examples_are_noised:
             return EpsilonBounds(rdp=None, pld=None, best=self.budgets[client_id].epsilon)
@@ -161,7 +161,7 @@ class SiloExamplePlan(PrivacyPlan):
         return ExponentialMechanismDpEvent(self.selection_epsilons[client_id])
 
     def search_event(self, client_id: str) -> dp_accounting.DpEvent:
-        """Builds the event of a silo's repetitions in a search.
+        """Builds the event of all of a silo's runs in a search.
 
         Raises:
           ConfigError: the plan has no search.
@@ -171,7 +171,7 @@ class SiloExamplePlan(PrivacyPlan):
         return hashable(self.search.event(self.training_event(client_id)))
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """Returns epsilon of a silo's selection in a round: 0 for none, infinite for an exact one."""
+        """Returns epsilon of a silo's selection in a round: 0 without a selection, infinite if it is exact."""
         if round_number > self.selection_rounds:
             return 0.0
         return self.selection_epsilons.get(client_id, math.inf)
@@ -198,7 +198,7 @@ class SiloExamplePlan(PrivacyPlan):
         return counts
 
     def planned_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts the search, where there is one, and the training, unless the search goes without."""
+        """Counts the search, if there is one, and the training, unless the search has no pivot run."""
         if self.search is None:
             return self.training_counts(client_id)
         planned = Counter({self.search_event(client_id): 1})
@@ -217,12 +217,12 @@ class SiloExamplePlan(PrivacyPlan):
 
 
 class SiloSettings(PlanSettings):
-    """Says what is promised where clients are silos, all of whom take part in every round.
+    """The settings of a plan whose clients are silos, all of which take part in every round.
 
     Attributes:
       num_examples: whether silos' numbers of training examples are public, or released with noise.
       sampler: `poisson`, or `paper_shuffled`, for which no guarantee holds.
-      selection_loss_bound: the largest loss of one example that counts in a private selection, for a regression.
+      selection_loss_bound: bound that each example's loss is clipped to in a private selection; for a regression only.
     """
 
     num_examples: NumExamples = PublicNumber()  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -239,11 +239,11 @@ class SiloExample(SiloSettings):
     Attributes:
       budgets: epsilon and delta of each silo.
       clip_norm: C, L2 bound on each example's gradient.
-      noise_multiplier: z, the same for all silos; each leaves when its budget is spent. Without it every silo stays to
-        the last round, with the noise its own budget asks for.
-      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the more of
-        `tff_pdp.privacy.accounting.calibration`, to compare with published figures.
-      selection_share: of a silo's epsilon, for each private selection of a cluster.
+      noise_multiplier: z, the same for all silos; each silo leaves when its budget is spent. Without it every silo
+        stays to the last round, with the noise that its own budget needs.
+      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the larger noise that the
+        MR-MTL paper's released code chooses, to compare with published figures.
+      selection_share: share of a silo's epsilon that each private selection of a cluster gets.
     """
 
     budgets: Budgets
@@ -253,11 +253,11 @@ class SiloExample(SiloSettings):
     selection_share: Share = 0.03
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
-        """Returns what each new silo may spend to be fitted, which has to be given."""
+        """Returns the budget of each new silo's fit, which has to be given."""
         if epsilon is None or delta is None:
             raise ConfigError(
-                "--epsilon and --delta are needed: trained silos' rows are differentially private for their silos' own "
-                "examples, and so must be a new silo's, which pays for it from a budget of its own"
+                "--epsilon and --delta are needed: a new silo's row must be differentially private for the silo's own "
+                "examples, as trained silos' rows are, and costs a budget of its own"
             )
         if math.isinf(epsilon):
             raise ConfigError("--epsilon must be finite")
@@ -305,10 +305,10 @@ class PlannedSilo(NamedTuple):
     """A silo for which noise is calibrated.
 
     Attributes:
-      client_id: its name.
-      budget: its budget.
+      client_id: name of the silo.
+      budget: budget of the silo.
       sampling_rate: q, the probability that an example is in a batch.
-      released_before: its releases besides rounds, the distance of drawn noise included.
+      released_before: releases of the silo besides rounds, the distance of drawn noise included.
     """
 
     client_id: str
@@ -321,16 +321,16 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
     """Calibrates every silo's noise to its own budget.
 
     Args:
-      settings: with batch size, clip norm, noise multiplier, budgets and generator.
-      training: the silos' releases, and how often.
+      settings: settings with batch size, clip norm, noise multiplier, budgets and generator.
+      training: the silos' releases, and the count of each.
       noise_and_last_round: `(settings, training, silo) -> noise multiplier, last round`; can be pickled.
 
     Returns:
       Fields of `SiloExamplePlan` by name.
 
     Raises:
-      ConfigError: a budget is missing, or a delta means nothing.
-      BudgetError: a budget cannot be met, or none pays for a round.
+      ConfigError: a budget is missing, or a delta is too large to protect examples.
+      BudgetError: a budget cannot be met, or no budget pays for a round.
     """
     silos, drawn_noise = [], {}
     for client_id, budget in settings.budgets_of(sorted(training.num_examples)).items():
@@ -374,15 +374,16 @@ def _noise_values(training: PlannedTraining, client_id: str) -> int:
 
 
 def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
-    """Checks that a silo's delta means something.
+    """Checks that a silo's delta is small enough to protect examples.
 
     Raises:
-      ConfigError: to publish one example at random would be within it.
+      ConfigError: delta is not below 1 / number of examples.
     """
     if budget.delta >= 1 / num_examples:
         raise ConfigError(
             f"privacy.budgets: delta {budget.delta:g} of silo {client_id!r} is not below 1 / {num_examples}, its "
-            "number of training examples: publishing one record at random would pass"
+            "number of training examples: with that delta, publishing one random record in the clear would count as "
+            "private; lower delta"
         )
 
 
@@ -402,18 +403,18 @@ def _claim(settings: SiloExample, training: PlannedTraining) -> tuple[Claim, str
 
 
 def silo_mechanism(clip_norm: float, noise_multiplier: float, sampling_rate: float, size: int) -> SiloMechanism:
-    """Returns the mechanism of a silo of so many examples, whose sums are divided by the expected size of a batch."""
+    """Returns the mechanism of a silo of `size` examples, whose sums are divided by the expected size of a batch."""
     return SiloMechanism(clip_norm, noise_multiplier, sampling_rate, expected_batch_size=sampling_rate * size)
 
 
 def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
-    """Returns the probability at which a silo's examples are drawn, for batches of some expected size."""
-    # Onto the grid of the sampler, which compares 23 random bits with the rate, and upwards.
+    """Returns the probability with which a silo's examples are drawn, for batches of the expected size `batch_size`."""
+    # Rounded up to the grid of the sampler, which compares 23 random bits with the rate.
     return min(1.0, math.ceil(batch_size / num_examples * 2**23) / 2**23)
 
 
 def _noise_and_last_round(settings: SiloExample, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
-    """Returns the noise a budget asks for over all rounds, or given noise and the round at which it is spent."""
+    """Returns the noise that a budget needs over all rounds, or given noise and the last round that it pays for."""
     steps, (client_id, budget, sampling_rate, released_before) = training.gradients_per_round[silo.client_id], silo
     selections = _selections(settings, training, budget)
     if settings.noise_multiplier is not None:
@@ -440,7 +441,7 @@ def _selections(
 
 
 def _noise_of_search(settings: SiloExample, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
-    """Returns the noise a budget asks for over the pivot run and all repetitions, and the last round."""
+    """Returns the noise that a budget needs over the pivot run and all other runs, and the last round."""
     search, selections = training.search, _selections(settings, training, silo.budget)
     assert search is not None
     try:

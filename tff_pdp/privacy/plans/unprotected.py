@@ -1,4 +1,4 @@
-"""Trains without privacy, for comparison: settings and builder of plans of silos, and of users, that claim nothing."""
+"""Trains without privacy, for comparison: settings and builder of plans for silos, or for users, that claim nothing."""
 
 import dataclasses
 import math
@@ -30,10 +30,11 @@ class Unprotected(SiloSettings):
     """Protects nothing, for comparison: no clipping, no noise.
 
     Attributes:
-      unit: `silo`, all clients take part in every round; or `user`, some of them do.
-      users_per_round: as of `user`; of the unit `user` alone, where it is required.
-      num_users: as of `user`.
-      user_noise: as of `user`: kind `tree` has cohorts of its own, the others have none.
+      unit: with `silo` all clients take part in every round, with `user` some of the clients.
+      users_per_round: expected number of users in a round; required with unit `user`, refused with unit `silo`.
+      num_users: N, the size of the population, as in kind `user`.
+      user_noise: decides only the cohorts, as nothing is clipped or noised: with kind `tree` every user takes part once
+        in an epoch, otherwise cohorts are drawn at random.
     """
 
     unit: Literal["silo", "user"]
@@ -46,7 +47,7 @@ class Unprotected(SiloSettings):
     def __post_init__(self):
         super().__post_init__()
         if (self.unit == "user") != (self.users_per_round is not None):
-            raise ValueError("users_per_round is given with unit user, and with no other")
+            raise ValueError("users_per_round is required with unit user, and refused with unit silo")
         for name in ("num_examples", "sampler", "selection_loss_bound") if self.are_users else ():
             if getattr(self, name) != getattr(PlanSettings, name):
                 raise ValueError(f"{name} is for silos: leave it out with unit user")

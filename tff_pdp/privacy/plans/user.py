@@ -59,20 +59,20 @@ class UserPlan(PrivacyPlan):
 
     Guarantee: with claim `formal` or `formal-conditional`, all that the server releases, the shared model of every
       round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. Results
-      computed from it and from one user's own data, such as that user's personal model, are so for all other users
-      (joint DP); for the user whose data are in it, they are not.
+      computed from releases and one user's own data, such as that user's personal model, are (epsilon, delta)-DP for
+      all other users (joint DP), but not for that user.
     Assumes: the server is trusted with users' clipped updates and with who takes part; and what `claim_reason` says.
 
     Attributes:
-      batch_size: of users' plain batches.
+      batch_size: size of users' ordinary batches.
       mechanism: public parameters of the noised sums.
       noise: kind of noise and clip.
-      num_users: of the population, for which the sampling rate was set.
-      is_constant: whether that number is a public constant; otherwise it is the number of users in the data.
-      num_released: number of values a user releases in a round.
+      num_users: N, the size of the population, for which the sampling rate was set.
+      is_constant: whether N is a public constant; otherwise it is the number of users in the data.
+      num_released: number of values that a user releases in a round.
       num_noised: number of these values that the noise changes.
-      noise_on_own_support: whether users add shares of the noise by themselves, each only where the own update is not
-        zero, as a paper does; that protects nobody.
+      noise_on_own_support: whether users add shares of the noise themselves, each only where the user's own update is
+        not zero, as a paper does; this protects nobody.
     """
 
     samples_clients: ClassVar[bool] = True
@@ -131,15 +131,15 @@ class UserPlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """Returns users' numbers of examples over the cap, and at most one."""
+        """Returns users' numbers of examples divided by the cap, and at most one."""
         return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
-        """Bounds epsilon of a whole planned training; zero where nothing is released, with noise or without."""
+        """Bounds epsilon of a whole planned training; zero where nothing is released."""
         return super().planned_epsilon() if self.num_released else 0.0
 
     def costs(self, epsilons: Mapping[str, float]) -> UserCosts:
-        """Returns the training's cost to every user; `epsilons` are budget and spending by the names of `UserCosts`."""
+        """Returns the training's cost to every user; `epsilons` has the other fields of `UserCosts` by name."""
         return UserCosts(
             noise_multiplier=self.mechanism.noise_multiplier,
             num_noised=self.num_noised,
@@ -148,7 +148,7 @@ class UserPlan(PrivacyPlan):
         )
 
     def sums(self, *, weight_cap: int | None, own_support: tuple[str, ...]) -> UserSums:
-        """Describes how releases are drawn, clipped, summed and noised; arguments as the fields of `UserSums`."""
+        """Describes how releases are drawn, clipped, summed and noised; arguments as in the fields of `UserSums`."""
         mechanism, noise = self.mechanism, self.noise
         is_adaptive = isinstance(noise, AdaptiveClip)
         return UserSums(
@@ -173,7 +173,7 @@ class UserPlan(PrivacyPlan):
         return {"noise_multiplier": self.mechanism.noise_multiplier, "noise_to_signal": self.noise_to_signal}
 
     def scope_of(self, client_id: str) -> str:
-        """Returns all users together: a release is about any of them."""
+        """Returns the scope of all users together: a release may be about any user."""
         return USERS
 
     def cohort(
@@ -181,8 +181,8 @@ class UserPlan(PrivacyPlan):
     ) -> np.ndarray:
         """Draws every user independently with the sampling rate or, with trees, once in an epoch.
 
-        The cohort may be empty. The rate is honoured as the float64 it is. Drawing takes no longer with more users,
-        except for trees.
+        The cohort may be empty. The rate is exact, as the float64 it is. Except for trees, the time of a draw grows
+        with the cohort and not with the number of users.
         """
         if not self.num_released:
             # Nothing leaves anyone, so there is nothing to hide in a cohort.
@@ -195,7 +195,7 @@ class UserPlan(PrivacyPlan):
         return generator(round_number).heads(len(client_ids), self.mechanism.sampling_rate)
 
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts every round's sum or, with trees, every epoch's."""
+        """Counts every round's sum or, with trees, every epoch's tree."""
         if not isinstance(self.noise, TreeNoise):
             return Counter({event: self.rounds for event, _, _ in self.charges(scope, 1)})
         counts: Counter[dp_accounting.DpEvent] = Counter()
@@ -204,7 +204,7 @@ class UserPlan(PrivacyPlan):
         return counts
 
     def charges(self, scope: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists one noised sum; with trees all of an epoch's, before its first round."""
+        """Lists one noised sum; with trees, all sums of an epoch, before its first round."""
         if not self.num_released:
             return []
         noise_multiplier, sampling_rate = self.mechanism.noise_multiplier, self.mechanism.sampling_rate
@@ -213,7 +213,7 @@ class UserPlan(PrivacyPlan):
         length = rounds_per_epoch(sampling_rate)
         if (round_number - 1) % length:
             return []
-        # One tree's noised running sums, over so many rounds that no user takes part in twice.
+        # One tree's noised running sums, over rounds in which no user takes part twice.
         steps = min(length, self.rounds - round_number + 1)
         event = dp_event.SingleEpochTreeAggregationDpEvent(float(noise_multiplier), int(steps))
         return [(event if noise_multiplier else dp_accounting.NonPrivateDpEvent(), 1, UPDATES)]
@@ -230,7 +230,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_share(self) -> float:
-        """Standard deviation of a user's share of the noise, of which an expected cohort's add up to that of a sum."""
+        """Standard deviation of a user's share of the noise; shares of an expected cohort add up to a sum's noise."""
         mechanism = self.mechanism
         if mechanism.noise_multiplier == 0:
             return 0.0
@@ -238,7 +238,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_to_signal(self) -> float:
-        """Expected norm of the noise on a round's mean over the clip norm: z sqrt(d) / qN; for trees, of one node's."""
+        """Expected norm of the noise on a round's mean (trees: one node's) divided by the clip norm: z sqrt(d) / qN."""
         noise_multiplier = self.noise.sum_noise_multiplier(self.mechanism)
         return noise_multiplier * math.sqrt(self.num_noised) / self.mechanism.expected_cohort
 
@@ -260,7 +260,7 @@ class UserPlan(PrivacyPlan):
 
 
 def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Returns numbers of examples over a cap, and at most one: float64 `[clients]`."""
+    """Returns numbers of examples divided by a cap, and at most one: float64 `[clients]`."""
     return np.minimum(sizes / cap, 1.0)
 
 
@@ -268,11 +268,12 @@ class User(PlanSettings):
     """Protects each client as a whole, from what the server releases.
 
     Attributes:
-      users_per_round: the expected number of users in a round.
-      num_users: N of the population, a public constant; without it, the number of clients in the data counts as public.
+      users_per_round: expected number of users in a round.
+      num_users: N, the size of the population, a public constant; by default the number of clients in the data, which
+        is then treated as public.
       clip_norm: C, L2 bound on all that a user releases in a round.
       budgets: epsilon and delta for all users.
-      user_noise: noise and clip of sums of updates.
+      user_noise: how sums of updates are clipped and noised.
     """
 
     budgets: OneForAll
@@ -305,7 +306,7 @@ class User(PlanSettings):
         if budget.delta >= 1 / plan.num_users:
             raise ConfigError(
                 f"privacy.budgets: delta {budget.delta:g} is not below 1 / {plan.num_users}, the number of users: "
-                "publishing one user at random would pass"
+                "with that delta, publishing one random user's data in the clear would count as private; lower delta"
             )
         if training.num_released and not training.noise_on_own_support:
             plan = dataclasses.replace(plan, drawn_noise={USERS: _drawn_noise(plan, training)})
@@ -321,7 +322,7 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
     """Checks that a method and a weighting are for users.
 
     Raises:
-      ConfigError: one is for silos.
+      ConfigError: the method or the weighting is for silos.
     """
     if set(algorithm.released.values()) - {"mean"} or algorithm.candidates is not None:
         raise ConfigError(
@@ -330,7 +331,7 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
     if algorithm.public:
         raise ConfigError(
             f"algorithms.{algorithm.name} tells the server the mean of {', '.join(algorithm.public)} over a round's "
-            "clients. Of users it is private how many examples they have, and who takes part: it is for silos"
+            "clients. Users' numbers of examples, and who takes part, are private: the method is for silos"
         )
     if algorithm.needs_everyone:
         raise ConfigError(
@@ -347,8 +348,8 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
     """Builds the cohorts of a user-level plan, without clip and noise.
 
     Args:
-      settings: those of `User` that tell cohorts and kind of noise.
-      training: what users release, and how often.
+      settings: settings of `User` that determine cohorts and kind of noise.
+      training: the users' releases, and the count of each.
 
     Raises:
       ConfigError: a parameter does not suit the training.
@@ -365,7 +366,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
             f"{settings.users_per_round!r}"
         )
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
-        raise ConfigError("privacy.user_noise: a paper's variant clips before the server sees it; use kind fixed_clip")
+        raise ConfigError("privacy.user_noise: a paper's variant clips updates at the users; use kind fixed_clip")
     # Cohorts are drawn with the float64 that is accounted for.
     sampling_rate = settings.users_per_round / population
     is_tree = isinstance(noise, TreeNoise)
@@ -416,7 +417,7 @@ def _noise_multiplier(plan: UserPlan, budget: SiloBudget) -> float:
 
 
 def _drawn_noise(plan: UserPlan, training: PlannedTraining) -> GridNoiseDpEvent:
-    """Counts the noise of every round's sum, and of a count of norms; trees have fewer than two nodes a round.
+    """Counts the noise of every round's sum and of its count of norms; trees have fewer than two nodes a round.
 
     Noise is drawn in pairs, the last of which may be for one value.
     """
