@@ -513,7 +513,7 @@ PAPER = {"noise_on_own_support": True}
 @pytest.mark.parametrize(
     ("changes", "planned", "message"),
     [
-        ({"users_per_round": None}, {}, r"users_per_round (must be a number above 0, not None|is given with unit)"),
+        ({"users_per_round": None}, {}, r"users_per_round (must be a number above 0, not None|is required with unit)"),
         ({"users_per_round": 0.0}, {}, r"privacy\.users_per_round must be a number above 0.*, not 0\.0"),
         ({"users_per_round": -1.0}, {}, r"privacy\.users_per_round must be a number above 0.*, not -1\.0"),
         ({"users_per_round": math.nan}, {}, r"privacy\.users_per_round must be a number above 0.*, not nan"),
