@@ -249,8 +249,8 @@ def _image_folder(folder: Path, stated: str | None) -> Path:
     if stated is not None:
         raise DataError(f"{stated}: no such folder; `images` takes the folder of CelebA's aligned and cropped images")
     raise DataError(
-        f"{folder}: no folder {IMAGE_FOLDER} of CelebA's aligned and cropped images in it; if they are elsewhere, name "
-        "their folder in `images`"
+        f"{folder}: no folder {IMAGE_FOLDER} in it; `images` names the folder of CelebA's aligned and cropped images, "
+        "if that lies elsewhere"
     )
 
 

@@ -72,7 +72,7 @@ def _read(source: str, form: _Format) -> ImageDataset:
     for pattern in (form.train, form.test):
         names = [name for name in sorted(batches) if re.fullmatch(pattern, name)]
         if not names:
-            raise DataError(f"{path}: no batch {pattern} in it; data.input takes the python version of {form.title}")
+            raise DataError(f"{path}: no {pattern} in it; data.input takes the python version of {form.title}")
         parsed = [_parse_batch(f"{path}: {name}", batches[name], form) for name in names]
         sides.append(Images(np.concatenate([part.x for part in parsed]), np.concatenate([part.y for part in parsed])))
     train, test = sides

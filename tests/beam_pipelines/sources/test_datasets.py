@@ -232,7 +232,7 @@ def test_the_command_line_names_every_kind_of_raw_data():
         ),
         ({"kind": "fed_emnist", "num_classes": 47}, r"is 47; fed_emnist has 10 \(digits\) or 62"),
         ({"kind": "fed_emnist", "num_classes": 10, "input_shape": [28, 28]}, r"fed_emnist has \[28, 28, 1\] and 10"),
-        ({"kind": "silo_files", "label_scale": 0.1}, "data: label_shift and .* regressions; set num_classes to 0"),
+        ({"kind": "silo_files", "label_scale": 0.1}, "data: label_shift and .* regressions only; num_classes 0"),
         ({"kind": "silo_files", "num_classes": 0, "label_scale": 0}, "data: label_scale must not be 0"),
         (
             {"kind": "silo_files", "num_classes": 0, "label_shift": float("inf")},

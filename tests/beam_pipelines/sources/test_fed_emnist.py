@@ -115,8 +115,8 @@ def test_counts_that_differ_are_left_to_validation(tmp_path):
         (b"\xff" * 20, "not a tf.train.Example"),
         (b"", "a tf.train.Example with nothing; it needs floats under 'pixels'"),
         (example([], 1), "a tf.train.Example with label, pixels; it needs floats"),
-        (example(np.ones(784), [1, 2]), "or one integer under 'label'"),
-        (example(np.ones(784), []), "or one integer under 'label'"),
+        (example(np.ones(784), [1, 2]), "and one integer under 'label'"),
+        (example(np.ones(784), []), "and one integer under 'label'"),
     ],
 )
 def test_examples_of_another_form(tmp_path, content, message):

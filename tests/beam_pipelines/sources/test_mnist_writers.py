@@ -40,7 +40,7 @@ def test_rows_that_do_not_go_with_the_images(tmp_path):
     with pytest.raises(DataError, match=r"writers\.gz: 5 rows for 6 training images"):
         read_writers(write_writers(path, IMAGES.y[:5], WRITERS[:5]), IMAGES)
     write_idx(path, IMAGES.y)
-    with pytest.raises(DataError, match=r"writers\.gz: of shape \(6,\); QMNIST's file has a row of 8 numbers"):
+    with pytest.raises(DataError, match=r"writers\.gz: has shape \(6,\); QMNIST's file has a row of 8 numbers"):
         read_writers(path, IMAGES)
 
 
