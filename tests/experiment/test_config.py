@@ -100,7 +100,7 @@ def test_the_hash_follows_what_decides_the_bits(tmp_path, content):
         ("privacy.generator", "aes", "privacy.generator must be one of chacha20, philox, not 'aes'"),
         ("privacy.registry", "registry", "privacy: registry 'registry' must be an absolute path"),
         ("algorithms", {}, "algorithms must be a mapping from names, at least 1, each to .*, not {}"),
-        ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping from names, .*, not None"),
+        ("algorithms", {"fed_avg": None}, "algorithms.fed_avg must be a mapping from names to values .*, not None"),
         (
             "tuning.search",
             {"algorithm": "zzz", "values": VALUES},

@@ -310,7 +310,7 @@ def read_numbers(connection: sqlite3.Connection, path: Path) -> tuple[Contents, 
     """
     (version,) = connection.execute("SELECT format_version FROM store").fetchone() or (None,)
     if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION):
-        raise DataError(f"{path} is a client store of format {version}; only {FORMAT_VERSION} and below can be read")
+        raise DataError(f"{path}: client store of format {version}; only {FORMAT_VERSION} and below can be read")
     is_old = version == _WITHOUT_CHECKSUMS
     try:
         *fields, expected = connection.execute(_SELECT_CONTENTS).fetchone()
