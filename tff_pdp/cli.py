@@ -20,7 +20,7 @@ A whole experiment, in the order data flows:
   tff-pdp export   --config demo                 personal models -> one SavedModel
   tff-pdp serve    --model-base-path runs/demo/export/digits
   tff-pdp predict  --config demo --client-id silo_03 --address localhost:8501
-  tff-pdp verify   runs/demo                     checks digests and chains, computes epsilon, off line
+  tff-pdp verify   runs/demo                     checks digests and chains, computes epsilon, offline
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
 
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.

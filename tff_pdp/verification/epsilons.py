@@ -147,7 +147,7 @@ def check_models_are_used(folder: Path) -> None:
     run_id = None if charges is None else charges.run_id
     path = output / SUMMARY_FILE
     rows = read_json(path).get("algorithms", {}) if path.exists() else {}
-    or_else = "first, or give --discard-models: without key and states, that cannot be done any more"
+    or_else = "first, or give --discard-models: a sealed run can be neither evaluated nor exported"
     if name not in rows or rows[name].get("run", run_id) != run_id:
         raise ConfigError(f"{path} has no results of {folder}: run `tff-pdp evaluate` {or_else}")
     if read_started_with(folder).get("export", {}).get("algorithm") != name:

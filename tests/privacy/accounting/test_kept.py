@@ -140,3 +140,9 @@ def test_raises_what_the_first_call_to_fail_raises(monkeypatch):
     with pytest.raises(ValueError, match="no 2"):
         side_by_side(calls)
     assert side_by_side([]) == []
+
+
+def test_calls_that_other_processes_cannot_make_are_made_in_this_one(monkeypatch):
+    monkeypatch.setattr(kept_module, "_SECONDS_TO_START", 0.0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    assert side_by_side([lambda number=number: 2 * number for number in range(5)]) == [0, 2, 4, 6, 8]

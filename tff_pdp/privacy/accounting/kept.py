@@ -100,7 +100,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     Other processes leave their results on disk, from where this process then reads them.
 
     Args:
-      calls: functions that can be pickled and whose results follow from their arguments alone.
+      calls: functions whose results follow from their arguments alone; only those that can be pickled are shared.
 
     Raises:
       Exception: as raised by the first call that fails.
@@ -111,7 +111,7 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     num_processes = min(len(os.sched_getaffinity(0)), len(left))
     seconds = (time.monotonic() - started) * len(left)
     if _is_used.get() and num_processes > 1 and seconds * (1 - 1 / num_processes) > _SECONDS_TO_START:
-        others = [_started(left[place::num_processes]) for place in range(1, num_processes)]
+        others = list(filter(None, (_started(left[place::num_processes]) for place in range(1, num_processes))))
         try:
             for call in left[::num_processes]:
                 call()
@@ -121,8 +121,13 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     return results + [call() for call in left]
 
 
-def _started(calls: Sequence[Callable[[], Any]]) -> subprocess.Popen[bytes]:
+def _started(calls: Sequence[Callable[[], Any]]) -> subprocess.Popen[bytes] | None:
     """Starts a process that makes some calls, for their results on disk; this process repeats calls that fail."""
+    try:
+        content = pickle.dumps(list(calls))
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # An argument of a class that other processes cannot import.
+        return None
     # Not by `multiprocessing`, which runs a user's script again, unless that is written for it.
     process = subprocess.Popen(
         [sys.executable, "-m", __name__],
@@ -133,7 +138,7 @@ def _started(calls: Sequence[Callable[[], Any]]) -> subprocess.Popen[bytes]:
     )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        pickle.dump(list(calls), stdin)
+        stdin.write(content)
     return process
 
 
