@@ -125,8 +125,8 @@ class ExactDraws:
         """
         if not (0 <= probability <= 1 and 0 <= size < 2**62):
             raise ValueError(
-                f"cannot toss {size} coins with probability {probability} of heads: the size must be in [0, 2**62), the "
-                "probability in [0, 1]"
+                f"cannot toss {size} coins with probability {probability} of heads: the size must be in [0, 2**62), "
+                "the probability in [0, 1]"
             )
         found, last = [np.zeros(0, np.int64)], -1 if probability else size
         if probability >= _OFTEN:
