@@ -99,7 +99,7 @@ class ClientDataset:
 
     Attributes:
       path: the dataset's folder.
-      manifest: the dataset's manifest: feature spec, counts, hashes, what was dropped and why.
+      manifest: the dataset's manifest: feature spec, counts, hashes, and counts of dropped data, by reason.
       client_ids: ids of all clients, sorted.
     """
 

@@ -154,8 +154,7 @@ class Manifest:
       index: the index file.
       row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
         are independent.
-      rows: counts of rows by table, for input tables and tables that one stage passes to the next, if examples are made
-        of tables.
+      rows: counts of rows by table, for input tables and intermediate tables; empty unless examples are made of tables.
       format_version: version of this layout.
     """
 

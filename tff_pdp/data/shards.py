@@ -20,7 +20,7 @@ class ShardFiles:
     """The shards of a dataset; the most recently used ones stay open.
 
     Threads and forked processes may share an object: reads share no position in a file, and there is no lock that a
-    fork could copy while it is held.
+    fork could copy in the locked state.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]):

@@ -12,8 +12,8 @@
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. If a run's folder is there, its record says what the run has spent so far,
-provided that the record contains the end that was last entered for the run. The record of an older copy does not
+A run that was moved or deleted still counts. If a run's folder still exists, its record says what the run has spent so
+far, provided that the record contains the end that was last entered for the run. The record of an older copy does not
 contain that end, nor does the record of a copy that went on beside the run.
 """
 

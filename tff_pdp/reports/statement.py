@@ -38,8 +38,8 @@ class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The privacy cost of the models of all compared methods together.
 
     Attributes:
-      methods: number of counted training runs.
-      in_other_folders: number of counted runs in other folders.
+      methods: number of training runs that the cost includes.
+      in_other_folders: number of included training runs that are in other folders.
       taken_for_granted: a sentence for each run that may or may not have used the same records.
       claim: claim for all runs together; `none` if no finite epsilon holds.
       claim_reason: reason for the claim, in one line.

@@ -36,7 +36,7 @@ class Mean:
       pooled: mean over seeds of the figure of all clients' test examples together; None unless models rank.
       prevalence: mean over seeds of the share of positive test examples; None unless models rank.
       noise_to_signal: result of `UserPlan.noise_to_signal` on users' noised means; None for silos.
-      is_at_every_epsilon: whether one run stands for all epsilons.
+      is_at_every_epsilon: whether the result is the same at every epsilon, so that one run was made for all.
     """
 
     method: str

@@ -238,7 +238,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields each client's float32 scores `[n]` and int64 labels `[n]`, if n > 0; arguments as for `pooled_figures`."""
+    """Yields float32 scores and int64 labels, `[n]`, of each client with examples; arguments as in `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

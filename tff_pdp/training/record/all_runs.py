@@ -63,7 +63,7 @@ class Own(NamedTuple):
       scopes: scope of each client in ledgers, in the order of the digests; all users share one scope.
       are_users: whether the clients are users; users of the same id are the same user in all folders.
       is_unit_in_several: whether the unit of protection may be in several records, as users and people of contact
-        graphs are. All records of a scope then count as being in every run that one of them is in.
+        graphs are. Then, if one record of a scope was in a run, all records of the scope count as in that run.
     """
 
     records: str

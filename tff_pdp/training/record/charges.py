@@ -77,7 +77,7 @@ class Charges:
       identity: identity of the run.
       ledger: the most that the run has spent; None without privacy.
       through_round: the last round that may have been run; 0 if nothing has been released.
-      is_closed: whether the run was run to its end, so that `ledger` is the one after the last round.
+      is_closed: whether the run has ended, so that `ledger` is the ledger after the last round.
       is_sealed: whether the run's key and states are destroyed, or about to be.
       attempt: the newest attempt; a further attempt begins if rounds must be drawn anew, with other noise.
       choices: the engine's choices of how to compute clients, by computation.

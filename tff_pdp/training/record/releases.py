@@ -119,7 +119,7 @@ def all_releases(output: Path) -> list[Release]:
     different ways, because each copy has then released something.
 
     Raises:
-      DataError: the record of earlier releases, or that of a run, cannot be read.
+      DataError: the record of earlier releases, or a run's record, cannot be read.
     """
     parts = (CHARGES_FILE, CHECKPOINTS, SEARCH)
     folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})

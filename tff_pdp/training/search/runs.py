@@ -216,7 +216,7 @@ def save(folder: Path, state: SearchState) -> None:
 def load(folder: Path, first: Checkpoint) -> SearchState | None:
     """Reads the newest state in a folder of checkpoints, or returns None if there is none.
 
-    `first` is a state before the first round; the search's own key and ledger replace those of `first`.
+    `first` is a state before the first round, whose key and ledger are replaced by the search's own.
 
     Raises:
       DataError: the state cannot be read.

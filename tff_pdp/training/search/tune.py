@@ -58,7 +58,7 @@ class SearchCosts:
     Attributes:
       total: epsilon of everything on record: the statistics released before training, the pivot run and the search.
       untuned: epsilon of one training with hyper-parameters chosen in advance; None if numbers of examples are noised:
-        the noise then follows from the noised numbers, and only the budget holds, which is then `total`.
+        the noise then depends on the noised numbers, and the only bound is the budget, which `total` then is.
       fixed_grid: epsilon of a search that tries every candidate once; None if `untuned` is None.
     """
 
