@@ -2,7 +2,7 @@
 
 experiment: prepare, train, tune, evaluate, export, personalize, serve, predict
 account: the cost of a plan, before training
-record: verify and seal: checks runs on disk, or destroys their secrets
+record: `verify` checks runs on disk, `seal` destroys their secrets
 demo: the demo
 doctor: versions, devices, a test of every engine
 """

@@ -1,4 +1,4 @@
-"""Runs the demo: raw digits, client dataset, three methods, report, SavedModel, one REST and one gRPC answer."""
+"""Runs the demo: prepares digits, trains three methods, reports, exports, and asks a server by REST and by gRPC."""
 
 import shutil
 import sys
@@ -39,7 +39,7 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
     """Runs everything and returns the summary and the text to print.
 
     Args:
-      output: folder for all results; those of an earlier demo are replaced.
+      output: folder for all results; the results of an earlier demo are replaced.
       data: folder of LEAF FEMNIST JSON; None for scikit-learn's digits.
       overrides: values, by dotted key, that replace values of the demo's configuration.
 

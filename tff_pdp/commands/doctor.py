@@ -43,7 +43,7 @@ _SHOWN_CHARACTERS = 400
 
 
 def examine() -> tuple[dict[str, Any], str]:
-    """Looks at the installation and tests the engines.
+    """Lists versions and devices, and tests the engines.
 
     Two rounds are computed on each device and compared with the results of TFF's own C++ worker, the reference:
 
@@ -52,9 +52,9 @@ def examine() -> tuple[dict[str, Any], str]:
     - `dp_sgd`: MR-MTL with DP-SGD in every client and known seeds, with clients one by one and as a stack.
 
     Returns:
-      All findings, with `healthy` true if all tests passed; and the same as text. Every test has `round`, `engine`,
-      `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest from the
-      reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
+      All findings as plain data, with `healthy` true if all tests passed; and the findings as text. Every test has
+      `round`, `engine`, `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest
+      from the reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
     """
     installed = {name: _tff.installed_version(name) or "absent" for name in DISTRIBUTIONS}
     versions = {"python": platform.python_version(), **installed}

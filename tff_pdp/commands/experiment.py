@@ -1,4 +1,4 @@
-"""Runs each command on an experiment: reads it, calls the part that does the work, says where the outputs are."""
+"""Runs the commands on experiments: each reads an experiment, calls the code that does the work, and names outputs."""
 
 import dataclasses
 import json
@@ -190,7 +190,7 @@ class Tune(_Resuming):
     mean_runs: float | None = None
 
     def run(self) -> Outcome:
-        """Searches the hyper-parameters of one method, at a cost that its ledger is charged for."""
+        """Searches the hyper-parameters of one method; the method's ledger is charged for the search."""
         from tff_pdp.training.search.tune import tune, tune_summary, tune_text
 
         config = self.experiment(self._search())
@@ -401,7 +401,7 @@ class Doctor(Reporting):
     """Show versions and devices, and test the engines on each device."""
 
     def run(self) -> Outcome:
-        """Looks at the installation."""
+        """Lists versions and devices, and tests the engines."""
         from tff_pdp.commands.doctor import examine
 
         content, text = examine()

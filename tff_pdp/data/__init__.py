@@ -1,4 +1,4 @@
-"""A client dataset on disk: jobs write it, and training reads it.
+"""Holds the format of client datasets on disk, which jobs write and training reads.
 
 manifest: names of a dataset's files, its manifest, and the rows that one person can change
 tfrecord: framing of records, also used for warm-up files

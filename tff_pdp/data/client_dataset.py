@@ -23,14 +23,15 @@ _COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
 class ClientIndex:
-    """Extents (runs of records in one shard) by client and split, in some tens of bytes for each client and split."""
+    """Extents (runs of records in one shard) by client and split; memory is some tens of bytes per client and split."""
 
     def __init__(self, extents: np.ndarray, first: np.ndarray):
         """Wraps extents sorted by client and split.
 
         Args:
           extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, number of bytes and of examples.
-          first: int64 `[clients * splits + 1]`, where each client's splits begin in `extents`, and its length.
+          first: int64 `[clients * splits + 1]`: position in `extents` at which each split of each client begins, then
+            n.
         """
         self._extents, self._first = extents, first
         examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
@@ -38,7 +39,7 @@ class ClientIndex:
 
     @classmethod
     def read(cls, path: Path, client_ids: Sequence[str], num_shards: int) -> "ClientIndex":
-        """Reads `index.parquet`, whose rows may come in any order; extents of one client and split keep their order.
+        """Reads `index.parquet`, whose rows may be in any order; extents of one client and split keep their order.
 
         Raises:
           DataError: the file is not an index of this dataset.
@@ -56,11 +57,11 @@ class ClientIndex:
         return cls(extents[order], first)
 
     def num_examples(self, client: int, split: str) -> int:
-        """Counts the examples that a client, by position, has in a split."""
+        """Counts the examples in a split of the client at position `client`."""
         return int(self._num_examples[_key(client, split)])
 
     def extents(self, client: int, split: str) -> np.ndarray:
-        """Returns the extents of a client, by position, in a split, in the dataset's order: int64 `[n, 4]`."""
+        """Returns the extents in a split of the client at position `client`, in the dataset's order: int64 `[n, 4]`."""
         key = _key(client, split)
         return self._extents[self._first[key] : self._first[key + 1]]
 
@@ -98,7 +99,7 @@ class ClientDataset:
 
     Attributes:
       path: the dataset's folder.
-      manifest: the dataset's manifest: feature spec, counts, hashes, what was dropped and why.
+      manifest: the dataset's manifest: feature spec, counts, hashes, and counts of dropped data, by reason.
       client_ids: ids of all clients, sorted.
     """
 
@@ -165,9 +166,9 @@ class ClientDataset:
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields batches `x`, `y`, as in `load`, of all examples of a split, each once, in a uniformly random order.
 
-        Batches mix clients, which federated training never does. Use them for simulations with all data in one place:
-        pretraining on public data, baselines of central training, a look at the data. Results computed from them are
-        not private.
+        A batch mixes examples of several clients, which federated training never does. Use batches where all data may
+        be in one place: to pretrain on public data, for baselines of central training, to look at data. Results
+        computed from them are not private.
 
         Args:
           split: `train`, `validation` or `test`.
@@ -176,7 +177,7 @@ class ClientDataset:
 
         Raises:
           ConfigError: `batch_size` is not positive.
-          DataError: no such split, or, now or at a batch, a record is corrupt (names file and offset).
+          DataError: no such split, or a record is corrupt (names file and offset), which may show at a later batch.
         """
         self._check_split(split)
         return shuffled_epoch(self.manifest.features, self._files, self._index.split_extents(split), batch_size, seed)

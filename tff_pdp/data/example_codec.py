@@ -1,9 +1,9 @@
 """Encodes and decodes many examples at once, as framed `tf.Example` records, in NumPy.
 
 A record's bytes are those of `tf.train.Example(...).SerializeToString(deterministic=True)` with the features
-`example_id` (32 hex characters), `x` and `y`. Fields of fixed size have the same place in every record, so a record is
-a template in which three ranges of bytes are filled in. Only the varint of an integer label varies in size: there is a
-template for each possible size.
+`example_id` (32 hex characters), `x` and `y`. Fields of fixed size are at the same place in every record, so a record
+is a template in which three ranges of bytes are filled in. Only the varint of an integer label varies in size, so each
+possible size has a template of its own.
 
 Layout of the messages: tensorflow/core/example/example.proto and protobuf.dev/programming-guides/encoding.
 """
@@ -32,9 +32,9 @@ class RecordLayout:
 
     Attributes:
       template: the record, uint8 `[length]`.
-      example_id: range of the id's bytes in the record.
+      example_id: range of the bytes of the id.
       x: range of the bytes of the values.
-      y: range of the label's bytes.
+      y: range of the bytes of the label.
       mask: uint8 `[length]`, 1 for bits that are the same in every record: all bits outside of the three ranges and, in
         the bytes of a varint, the highest bit, which says whether another byte follows.
     """
@@ -51,7 +51,7 @@ class RecordLayout:
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Checks that `records`, uint8 `[n, length]`, equal the template outside of the values and the framing."""
+        """Checks that `records`, uint8 `[n, length]`, equal the template except in the three values and the framing."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),
@@ -150,11 +150,11 @@ def decode_examples(
       offset: position of the buffer in that file, for error messages.
 
     Returns:
-      `x`, float32 `[n, *shape]`, stored bytes divided by 255, and `y` `[n]`, int64 or, for a regression, float32.
+      `x`, float32 `[n, *shape]` (stored bytes are divided by 255), and `y` `[n]`, int64 or, for a regression, float32.
 
     Raises:
-      DataError: a record is cut short, fails its checksum, or is laid out in another way; names the file and the
-        record's offset.
+      DataError: a record is cut short, fails its checksum, or has another layout; names the file and the record's
+        offset.
     """
     starts, lengths = record_extents(features, buffer, file_name, offset)
     x = np.empty((len(starts), math.prod(features.shape)), np.float32)

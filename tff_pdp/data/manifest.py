@@ -1,13 +1,13 @@
-"""Describes a client dataset on disk: names of its files, its manifest, and the rows one person can change.
+"""Describes a client dataset on disk: names of its files, its manifest, and the number of rows one person can change.
 
 <dataset>/
   shards/part-00000-of-00008.tfrecord   tf.Example records by (client id, split); see the index
   index.parquet                         client_id, split, shard, offset, nbytes, num_examples; one row for each extent
-                                        (run of records); a client's split has one or, in ascending order, several
+                                        (run of records), in ascending order if a client's split has several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
-  _SUCCESS                              written last; a folder without it is not a dataset. It has the sha256 of the
-                                        manifest, and the manifest of all other files: `sha256sum --check _SUCCESS`
+  _SUCCESS                              written last; a folder without it is not a dataset. It has the manifest's sha256
+                                        (`sha256sum --check _SUCCESS`); the manifest has those of all other files
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 
 @dataclasses.dataclass(frozen=True)
 class RowInfluence:
-    """The bound on the number of rows that one change of a contact graph changes; jobs prove it, privacy plans use it.
+    """A bound on the number of rows that one change of a contact graph affects; jobs prove it, privacy plans use it.
 
-    Rows of such a data set are not independent: a person is in its own row and in those of its contacts. Protecting
+    Rows of such a data set are not independent: a person is in its own row and in the rows of its contacts. Protecting
     single rows would not protect the person.
 
     Attributes:
       unit: unit of protection: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
       adjacency: difference of neighbouring graphs: a person has other values and other contacts (`replace_one`); a
-        person is there, or is absent and leaves a row of zeros (`replace_special`); a pair's contacts are there, or are
-        absent (`add_or_remove_one`, for unit `edge`).
-      num_rows: S, the largest number of rows in which neighbouring graphs differ, the person's own included. The number
-        of rows, and the silo of each row, are the same in both.
+        person is absent from one graph, which has a row of zeros instead (`replace_special`); a pair's contacts are
+        absent from one graph (`add_or_remove_one`, for unit `edge`).
+      num_rows: S, the largest number of rows in which neighbouring graphs differ, the person's own included. Both
+        graphs have the same number of rows, in the same silos.
       rule: reason why S holds, in one line.
     """
 
@@ -49,7 +49,7 @@ class RowInfluence:
     rule: str
 
     def checked(self) -> "RowInfluence":
-        """Returns the promise, if it is valid: a manifest is a file that can be edited.
+        """Returns this bound if its values are valid, which is checked because a manifest is a file that can be edited.
 
         Raises:
           DataError: the unit, the adjacency or the number of rows is not valid.
@@ -81,7 +81,7 @@ SUCCESS_FILE = "_SUCCESS"
 
 @dataclasses.dataclass(frozen=True)
 class FeatureSpec:
-    """Shape and type of one example: `x` has `shape` and `x_dtype`, `y` is a scalar of `y_dtype`.
+    """Shape and type of one example: `x` has `shape` and `x_dtype`, and `y` is a scalar of type `y_dtype`.
 
     Values of `x` are stored as float32, or as bytes (`x_dtype` is `uint8`) that readers divide by 255; readers
     return float32 in both cases. Labels are int64 in `[0, num_classes)`. `num_classes` is 0 for a regression, whose
@@ -117,7 +117,7 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """A number of users (or clients), and the number of their examples."""
+    """The number of some users (or clients), and the number of their examples."""
 
     users: int = 0
     examples: int = 0
@@ -149,13 +149,12 @@ class Manifest:
       kept: numbers of users and examples in the dataset.
       dropped: numbers of users and examples left out, by reason; `kept` and `dropped` add up to `read`.
       num_examples: number of examples in each split.
-      clients: number of examples of each client in each split.
+      clients: number of examples of each client in each split, by client id.
       shards: the shard files, in order; the index refers to them by position.
       index: the index file.
       row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
         are independent.
-      rows: counts of rows by table, for input tables and tables that one stage passes to the next, if examples are made
-        of tables.
+      rows: counts of rows by table, for input tables and intermediate tables; empty unless examples are made of tables.
       format_version: version of this layout.
     """
 
@@ -185,8 +184,8 @@ class Manifest:
         """Reads the manifest of a finished dataset.
 
         Raises:
-          DataError: the folder is missing or unfinished, or its manifest is unreadable, of another version, or changed
-            since it was written (which shows only in datasets of this release).
+          DataError: the folder is missing or unfinished, or its manifest is unreadable, has another version, or has
+            changed since it was written (only datasets of this release show a change).
         """
         if not dataset.is_dir():
             raise DataError(f"{dataset}: no such client dataset; write one with `tff-pdp prepare`")

@@ -20,11 +20,11 @@ class ShardFiles:
     """The shards of a dataset; the most recently used ones stay open.
 
     Threads and forked processes may share an object: reads share no position in a file, and there is no lock that a
-    fork could copy while it is held.
+    fork could copy in the locked state.
     """
 
     def __init__(self, folder: Path, names: Sequence[str]):
-        """Names the shards, and opens none yet.
+        """Takes the names of the shards; opens no shard yet.
 
         Args:
           folder: folder of the dataset.
@@ -43,7 +43,7 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, shard: int, offset: int, nbytes: int) -> bytes:
-        """Reads a range of bytes; returns fewer if the file ends before.
+        """Reads a range of bytes; returns fewer bytes if the file ends within the range.
 
         Raises:
           DataError: the shard cannot be read.
@@ -121,7 +121,7 @@ def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents:
 
 
 def other_number_of_records(path: str, found: int, nbytes: int, offset: int, promised: int) -> DataError:
-    """Builds the error of an extent that holds another number of records than the index promises."""
+    """Builds the error for an extent that holds another number of records than the index states."""
     return DataError(
         f"{path}: {found} whole records in the {nbytes} bytes at byte {offset}, but the index promises {promised}; "
         "restore the file or prepare the data again"

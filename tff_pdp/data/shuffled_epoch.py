@@ -13,11 +13,11 @@ from tff_pdp.errors import ConfigError
 def shuffled_epoch(
     features: FeatureSpec, files: ShardFiles, extents: np.ndarray, batch_size: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields batches of the examples of extents, as `ClientDataset.epoch` does, in the order of one permutation.
+    """Yields batches of the extents' examples, as `ClientDataset.epoch` does, in the order of one random permutation.
 
-    Memory holds 40 bytes for each example, and one batch. Labels of 128 and more make records longer: extents that may
-    have such records are read once before the first batch, to find the records. The seed reproduces the order; do not
-    use it for sampling that a privacy guarantee relies on. `extents` are as in `read_examples`.
+    This takes memory for one batch, and 40 bytes for each example. Labels of 128 and more make records longer: extents
+    that may have such records are read once before the first batch, to find the records. The seed reproduces the order;
+    do not use it for sampling that a privacy guarantee relies on. `extents` are as in `read_examples`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, not {batch_size}")

@@ -1,4 +1,4 @@
-"""Frames TFRecords, which `beam_pipelines` writes and `ClientDataset` reads by byte range.
+"""Frames and unframes TFRecords, which `beam_pipelines` writes and `ClientDataset` reads by byte range.
 
 A record is `length (uint64) | masked crc32c of length | payload | masked crc32c of payload`, little-endian.
 """

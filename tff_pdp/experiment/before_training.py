@@ -44,7 +44,7 @@ class SiloReleases:
     Attributes:
       statistics: released statistics of each silo, by client id.
       scalings: shift and scale of features, by client id; empty if features are used as they are.
-      num_examples_are_noised: whether the numbers of examples are releases, not public.
+      num_examples_are_noised: whether the numbers of examples are noised releases; otherwise, they are public.
       unsound: reason why no privacy can be claimed; empty if privacy can be claimed.
     """
 
@@ -64,7 +64,7 @@ class SiloReleases:
         return {client_id: one.events for client_id, one in self.statistics.items()}
 
     def digest(self) -> str:
-        """Returns a hash of everything here that decides training."""
+        """Returns a hash of the statistics and scalings, which affect training."""
         digest = hashlib.sha256(_encode(self.statistics).encode())
         for client_id, scaling in self.scalings.items():
             digest.update(client_id.encode() + scaling.shift.tobytes() + scaling.scale.tobytes())
@@ -76,7 +76,7 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
 
     Guarantee: each statistic of a silo is released once in an experiment's folder, is covered by `events`, and is in
       the registry before its release, so that releases in several folders add up. Every method's ledger is charged for
-      it, so the joint cost of several methods counts it more than once: an upper bound.
+      the statistic, so the joint cost of several methods includes it more than once, as an upper bound.
     Assumes: as in `release_silo_statistics`.
 
     Raises:
@@ -169,7 +169,7 @@ def _release(
 
 
 def read_releases(path: Path) -> dict[str, Any]:
-    """Reads the stored releases as plain data: `made_with`, and `silos` by client id; early files have no digest.
+    """Reads the stored releases as plain data with the keys `made_with` and `silos`; early files need no digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.

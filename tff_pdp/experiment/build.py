@@ -58,7 +58,7 @@ def build_methods(
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
-    Silos make their releases before training (`tff_pdp.experiment.before_training`) now, unless these are stored.
+    Also makes the silos' releases before training (`tff_pdp.experiment.before_training`), unless they are stored.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -155,7 +155,7 @@ def keep_computations(kept: Computations) -> Iterator[None]:
 def computations_key(
     config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
 ) -> Hashable:
-    """Returns a key of a method's TFF computations, whose arguments are hyper-parameters, noise, data and seeds.
+    """Returns a key of a method's TFF computations without their arguments: hyper-parameters, noise, data and seeds.
 
     `config` has settings for this algorithm; `user_sum` is None if silos are protected.
     """
@@ -186,10 +186,10 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
-    `choices` has earlier choices of `client_parallelism: auto`; new ones are added.
+    `choices` has the choices that `client_parallelism: auto` has made before; new ones are added.
 
     Raises:
-      ConfigError: the engine does not have the option.
+      ConfigError: the engine does not have an option that is set.
       EngineError: the device is absent, or the engine does not start.
     """
     training = config.training

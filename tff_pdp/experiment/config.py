@@ -182,7 +182,7 @@ class ExperimentConfig(Settings):
         return Path(self.output) / "clients"
 
     def algorithm_folder(self, algorithm: str) -> Path:
-        """Returns the folder of one method: state, metrics and ledger."""
+        """Returns the folder of one method's state, metrics and ledger."""
         return Path(self.output) / algorithm
 
     @property
@@ -192,7 +192,7 @@ class ExperimentConfig(Settings):
 
     @property
     def export_folder(self) -> Path:
-        """The folder of the model's versions, the base path of TensorFlow Serving."""
+        """The folder of the exported model's versions, which is TensorFlow Serving's base path."""
         return Path(self.output).resolve() / "export" / self.export.model_name
 
     def kind_of(self, algorithm: str) -> str:
@@ -200,7 +200,7 @@ class ExperimentConfig(Settings):
         return str(self.algorithms[algorithm].get("kind", algorithm))
 
     def outside(self, algorithm: str) -> dict[str, str]:
-        """Returns the kinds that are defined outside of tff_pdp, by section, as in `Kinds.origin`.
+        """Returns the origin (`Kinds.origin`) of each kind that is defined outside of tff_pdp, by section.
 
         Raises:
           ConfigError: a module cannot be imported.
@@ -219,7 +219,7 @@ class ExperimentConfig(Settings):
         return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
-        """Returns a digest of everything that decides one method's training up to rounding, its data set included."""
+        """Returns a digest of all that decides the result of one method's training up to rounding, data included."""
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.

@@ -25,10 +25,10 @@ def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, row
     Args:
       sizes: each client's number of examples.
       max_buckets: largest number of different sizes.
-      rows_of_a_call: number of rows that take as long as one more call; one more bucket has to save more rows.
+      rows_of_a_call: number of rows that take as long as one call; a further bucket must save more rows than this.
 
     Returns:
-      int64 `[clients]`, each at least the client's own size, and at least 1.
+      int64 `[clients]`: the padded sizes, each at least 1 and at least the client's own size.
 
     >>> bucket_sizes([10, 10, 9, 100], rows_of_a_call=5).tolist()
     [10, 10, 10, 100]

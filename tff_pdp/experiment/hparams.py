@@ -32,8 +32,9 @@ def build_algorithm(
 
     Args:
       name: name of the algorithm in the experiment.
-      given: settings by name: `kind`, if it differs from `name`; arguments of the builder, fixed in the computations;
-        and hyper-parameters (numbers; a number of steps may be "epoch" or "5 epochs", some may be "auto").
+      given: settings by name: `kind`, if it differs from `name`; arguments of the builder, which become constants of
+        the computations; and hyper-parameters, which are numbers (a number of steps may also be "epoch" or "5 epochs",
+        and some may be "auto").
       num_clients: number of clients of the experiment.
       rounds: number of rounds of the experiment.
       head: names of the weights of the model's last layer.
@@ -73,7 +74,7 @@ def build_algorithm(
 def hparam_columns(
     algorithm: Algorithm, hparams: Mapping[str, Any], num_examples: Mapping[str, int], batch_size: int
 ) -> dict[str, np.ndarray]:
-    """Returns each hyper-parameter that is not `auto`: an array `[clients]`, in the order of `num_examples`."""
+    """Returns each hyper-parameter that is not `auto` as an array `[clients]`, in the order of `num_examples`."""
     columns = {}
     for name in algorithm.defaults:
         if hparams[name] == AUTO:

@@ -1,4 +1,4 @@
-"""Names all kinds that a configuration can choose, with their places; each is imported only if it is chosen.
+"""Lists all kinds that a configuration can choose and the modules that define them; only a chosen kind is imported.
 
 Installed packages may add names by entry points in the groups named here, and `module:name` reaches any module.
 """

@@ -25,8 +25,8 @@ class Method:
     Attributes:
       clients: the client dataset.
       algorithm: the algorithm that is run.
-      hparams: hyper-parameters by name, `[clients]` in the order of `clients.client_ids`, without those that the hook
-        sets.
+      hparams: hyper-parameters by name, each an array `[clients]` in the order of `clients.client_ids`; those that the
+        hook sets are left out.
       model: the model that is trained.
       plan: the privacy plan.
       scalings: shift and scale of features, by client id; empty if features are used as they are.
@@ -36,7 +36,7 @@ class Method:
       weight_cap: number of examples at and above which a user has weight 1.
       is_weighted: whether clients are weighted by their numbers of examples.
       num_examples: number of examples of each client, public or noised, by client id.
-      hook: sets hyper-parameters during training; None if all are given.
+      hook: hook that sets hyper-parameters during training; None if all are given.
     """
 
     clients: ClientDataset
@@ -68,7 +68,7 @@ class Method:
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """Returns the examples for rounds: all values at once for silos, a reader of cohorts for users."""
+        """Returns the examples for rounds: for silos, all values at once; for users, a reader that selects cohorts."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(
@@ -84,10 +84,10 @@ class Method:
 
         Args:
           run_key: the run's secret.
-          round_number: from 1.
+          round_number: number of the round, from 1.
           places: places of the clients in `clients.client_ids`; by default all clients.
           changed: values that replace the method's own hyper-parameters, by name, one for each of these clients.
-          run: as in `RunKey.client_seed`.
+          run: number of the client's run, as in `RunKey.client_seed`.
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]

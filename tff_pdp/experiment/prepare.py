@@ -11,7 +11,7 @@ _WORKSPACE = "raw"
 
 
 def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
-    """Runs the job on the experiment's raw data, and returns counts of what was read, kept and left out.
+    """Runs the Beam job on the experiment's raw data, and returns counts of data read, kept and left out.
 
     Raises:
       ConfigError: a setting does not suit the input.

@@ -55,7 +55,7 @@ class RunKey:
         return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()
 
     def client_seed(self, round_number: int, client_id: str, run: int = 0) -> np.ndarray:
-        """Returns the int64 `[2]` seed of one client in one round, counted from 1.
+        """Returns the int64 `[2]` seed of one client in one round; rounds are numbered from 1.
 
         `run` is 0 for training, the number of the client's run (from 1) in a search, or `ADAPTATION`.
         """
@@ -70,13 +70,13 @@ class RunKey:
         return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
 
     def cohort_generator(self, number: int) -> ExactDraws:
-        """Returns the draws of one round's cohort, or of one epoch's cohorts; `number` counts rounds or epochs."""
+        """Returns the draws of one round's cohort or of one epoch's cohorts; `number` is that round or epoch."""
         return ExactDraws(self._digest(str(number), b"cohort", KEY_BYTES))
 
     def generator(self, purpose: str, client_id: str, run: int = 0) -> ExactDraws:
         """Returns the draws for one purpose of one client in one run; `run` is as in `client_seed`.
 
-        `purpose` has at most 16 bytes, and differs from the words used for seeds above.
+        `purpose` has at most 16 bytes, and must differ from the purposes that other methods use, such as `cohort`.
         """
         return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 

@@ -1,20 +1,20 @@
-"""The registry on disk: all runs there have been on this computer, their greatest costs, and their records.
+"""Keeps the registry on disk: all runs that were made on this computer, the most that each may cost, and their records.
 
 <registry>/
   registry.jsonl   a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
                    opened: the format version, and a fingerprint of the key of the digests
                    records: a file of digests, with its sha256
                    began: a run, before it draws noise, with what it may spend until its end
-                   raised: the most that a run may spend until its end, once that has grown or the run goes on, and the
+                   raised: the most that a run may spend until its end, once this has grown or the run goes on; and the
                      end of the run's own record
                    reserved: the end of a run's own record, before the run does what the record says
                    closed: the most that a run has spent, once it has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. If a run's folder is there, its record says what the run has spent so far,
-provided that the record contains the end that the registry was last told. The record of an older copy does not contain
-that end, nor does the record of a copy that went on beside the run.
+A run that was moved or deleted still counts. If a run's folder still exists, its record says what the run has spent so
+far, provided that the record contains the end that was last entered for the run. The record of an older copy does not
+contain that end, nor does the record of a copy that went on beside the run.
 """
 
 import contextlib
@@ -57,14 +57,14 @@ def default_folder() -> Path:
 
 
 class Registry:
-    """The registry in a folder, which is made with the first entry.
+    """The registry in a folder; the first entry makes the folder.
 
-    Guarantee: the entries that `begin`, `raise_to` and `close` make outlast a power cut once these return; entries that
-      several processes make at once are all kept.
+    Guarantee: once `begin`, `raise_to` or `close` has returned, its entry outlasts a power cut; entries that several
+      processes make at once are all kept.
     """
 
     def __init__(self, folder: str | Path | None = None):
-        """Sets the folder; None for that of the user's own registry."""
+        """Sets the folder; None stands for `default_folder()`."""
         self.folder = default_folder() if folder is None else Path(folder)
 
     @property
@@ -87,7 +87,7 @@ class Registry:
     ) -> None:
         """Enters a run that is about to release something; a run that is entered already is not changed.
 
-        Args are as in `Entry`; `ledger` and `rounds` are the most that the run may spend until its end.
+        Args are as in `Entry`; `ledger` and `rounds` state the most that the run may have spent at its end.
 
         Raises:
           DataError: the registry is damaged.
@@ -107,9 +107,9 @@ class Registry:
         )
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters that a run is about to spend more than was entered, and the end of the run's own record.
+        """Raises the most that a run may spend, before the run spends it, and enters the end of the run's own record.
 
-        Guarantee: as in `reserve`, so that no copy lowers the entry of a copy that goes on.
+        Guarantee: the guarantee of `reserve`, so that no copy lowers the entry of a copy that goes on.
 
         Errors are as in `reserve`, but a run that was never entered is ignored.
 
@@ -128,15 +128,15 @@ class Registry:
         self._add(run_id, {"kind": "raised", **planned.fields, "head": chains[-1]}, unless=is_known)
 
     def reserve(self, run_id: str, chains: Sequence[str]) -> None:
-        """Enters the end of the record of a run that is about to go on; all that the run does next is in that record.
+        """Enters the end of a run's own record before the run does the next things that this record states.
 
-        Guarantee: of several copies of a run only one goes on, or all do the same: once this returns, a copy whose
+        Guarantee: only one of several copies of a run goes on, unless all do the same: once this returns, a copy whose
           record does not contain this end is refused.
 
         Raises:
-          DataError: a copy of the run has gone on in another way, or the registry does not have the run, for example
-            because the registry was removed meanwhile; or as in `begin`.
-          OSError: as in `begin`.
+          DataError: a copy of the run has gone on in another way; the registry does not have the run, for example
+            because the registry was removed meanwhile; or the registry is damaged.
+          OSError: the registry cannot be written; the run must not go on.
         """
 
         def is_known(entry: Entry) -> bool:
@@ -152,12 +152,12 @@ class Registry:
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
         """Enters the most that a run has spent, once it has ended or is about to be removed.
 
-        Guarantee: a copy of a run that lacks some of what the run has done does not close the run's entry. If the
-          copy's record ends where the run's own once ended, nothing is entered; if the copy went on in another way, as
-          under another registry, the copy is entered beside the run.
+        Guarantee: a copy that lacks something that its run has done does not close the run's entry. If the copy's
+          record ends where the run's own record once ended, nothing is entered; if the copy went on in another way, for
+          instance under another registry, the copy gets an entry of its own.
 
-        Arguments are as in `raise_to`, but for the rounds that may have been run by now; a run that was never entered
-        is ignored. Errors are as in `begin`.
+        Arguments are as in `raise_to`, but state the rounds and the spending so far; a run that was never entered is
+        ignored. Errors are as in `begin`.
         """
         spent, other = Cost.of(ledger, rounds), self.find(run_id)
         if other is not None and not other.is_in(chains, spent.size):
@@ -181,7 +181,7 @@ class Registry:
         return list(read_entries(self.path, read(self.path).lines).values())
 
     def find(self, run_id: str) -> Entry | None:
-        """Returns the entry of a run; None where there is none. Raises DataError, as in `entries`."""
+        """Returns the entry of a run; None if there is none. Raises DataError, as `entries` does."""
         return read_entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
@@ -202,7 +202,7 @@ class Registry:
         return self._keep_examples(lambda key: records_of_clients(key, dataset, client_ids, ("train",)))
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
-        """Stores digests of examples, float32 `[n, ...]` of each client; otherwise as `keep_dataset`."""
+        """Stores digests of examples as `keep_dataset` does; `features` has float32 `[n, ...]` for each client."""
         return self._keep_examples(lambda key: records_of_examples(key, client_ids, features))
 
     def _keep_examples(self, make: Callable[[RecordKey], Records]) -> str:
@@ -233,7 +233,7 @@ class Registry:
         """Reads the secret that digests are made with.
 
         Raises:
-          DataError: the secret is missing, or not the one that the registry began with.
+          DataError: the secret is missing, or is not the secret that the registry began with.
         """
         path, lines = self.folder / KEY_FILE, read(self.path).lines
         try:

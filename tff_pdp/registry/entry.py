@@ -1,4 +1,4 @@
-"""Defines entries of the registry (what a run may have spent), and makes them from lines of the journal."""
+"""Defines the registry's entries, which state what runs may have spent, and makes them from lines of the journal."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ _COPY = ":"
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The spending of a run, past or planned.
+    """The past or planned spending of a run.
 
     Attributes:
       text: the ledger as text; None without privacy.
@@ -32,7 +32,7 @@ class Cost:
 
     @classmethod
     def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
-        """Returns the cost of a number of rounds; `ledger` is None without privacy."""
+        """Returns the cost that a ledger states for a number of rounds; `ledger` is None without privacy."""
         return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @property
@@ -42,7 +42,7 @@ class Cost:
 
     @functools.cached_property
     def size(self) -> tuple[int, int]:
-        """Numbers of rounds and of released events, which never become smaller as a run goes on."""
+        """The number of rounds and the number of released events; neither gets smaller while a run goes on."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
     @functools.cached_property
@@ -57,17 +57,18 @@ class Entry:
 
     Attributes:
       run_id: id of the run; for a copy that went on under another registry, the id that `copy_of` makes.
-      method: name of the method, or of another kind of release.
+      method: name of the method, or name of another kind of release.
       folder: absolute path of the run's folder when the run began.
       records: name of the file of digests.
       record_set: declared name of the set of records; see `RecordSet`.
       non_private: reason why no epsilon holds for the run, whatever the ledger says; None if an epsilon holds.
       planned: the most that the run may spend until its end.
-      includes: run id of a release that this run's ledger includes; empty for none.
+      includes: run id of a release that this run's ledger includes; empty if there is none.
       closed: the most that the run has spent, once it has ended or was replaced; None while the run may go on.
-      closings: all values of `closed` so far, as a run that was closed may go on.
-      heads: ends of the run's own record so far, as chains of lines; empty if not known.
-      num_lines: least number of lines of the run's own record, in entries of earlier versions, which have no chains.
+      closings: all values of `closed` so far; there may be several, because a closed run may go on.
+      heads: chains of the lines at which the run's own record has ended so far; empty if not known.
+      num_lines: least number of lines of the run's own record; only in entries of earlier versions, which have no
+        chains.
     """
 
     run_id: str
@@ -85,7 +86,7 @@ class Entry:
 
     @property
     def copy_head(self) -> str:
-        """The end of the record of a copy that went on under another registry; empty for a run itself."""
+        """The end of the record of a copy that went on under another registry; empty if the entry is not a copy's."""
         return self.run_id.partition(_COPY)[2]
 
     @property
@@ -95,7 +96,7 @@ class Entry:
 
     @property
     def head(self) -> str:
-        """The last known end of the run's own record, as a chain; `GENESIS` if not known."""
+        """The chain of the last known end of the run's own record; `GENESIS` if no end is known."""
         return self.heads[-1] if self.heads else GENESIS
 
     @property
@@ -104,18 +105,18 @@ class Entry:
         return {"kind": "began", **{name: getattr(self, name) for name in _BEGAN}, **self.planned.fields}
 
     def copy_of(self, head: str, spent: Cost) -> "Entry":
-        """Returns the entry of a copy that went on under another registry; its id has the end of the copy's record."""
+        """Returns an entry for a copy that went on under another registry; the id has the end of the copy's record."""
         return dataclasses.replace(self, run_id=f"{self.run_id}{_COPY}{head}", planned=spent)
 
     def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Checks that a record, given by the chains of its lines, has all that the run is known to have done.
+        """Checks that a record, given by the chains of its lines, covers everything that the run is known to have done.
 
         `size` is the size of the spending that the record states, as in `Cost.size`.
         """
         return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
 
     def was_at(self, chains: Collection[str]) -> bool:
-        """Checks that a record, given by the chains of its lines, has the last entered end of the run's own record."""
+        """Checks that a record, given by its lines' chains, contains the last entered end of the run's own record."""
         # Entries of earlier versions say only how many lines there were.
         return self.head in chains if self.heads else len(chains) >= self.num_lines
 
@@ -133,7 +134,7 @@ class Entry:
 
 
 def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Checks that a size, as in `Cost.size`, has at least the rounds and at least the events of another."""
+    """Checks that a size, as in `Cost.size`, has at least the rounds and at least the events of another size."""
     # One by one: a copy may have run more rounds with fewer events.
     return all(own >= least for own, least in zip(size, other, strict=True))
 
@@ -155,7 +156,7 @@ def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
 
 
 def read_entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-    """Reads the entries of a journal's lines, by run id.
+    """Makes entries, by run id, from the lines of a journal.
 
     Raises:
       DataError: the lines are not a registry, or have another format version.

@@ -1,4 +1,4 @@
-"""Finds the records that two runs have in common, by digests, by declarations, and where neither decides."""
+"""Finds the records that two runs have in common, by digests and declarations; undecided records count as common."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The records of one run that another run has too.
+    """The records of one run that another run uses too.
 
     Attributes:
       groups: int64 `[records]`, each record's position in `members`.
       members: for each group, the other run's clients that have the group's records.
       forced: for each client of the run, clients of the other run that count as having all of the client's records.
-      is_undecided: whether it is not known if records are the same, so that they count as the same.
+      is_undecided: whether it is unknown for some records if they are the same; they then count as the same.
     """
 
     groups: np.ndarray
@@ -29,7 +29,7 @@ class Match:
     is_undecided: bool
 
     def of_records(self, first: int, last: int, client: int) -> np.ndarray:
-        """Returns the groups of a client's records, or the client's own group if it has none: int64 `[at least 1]`."""
+        """Returns the groups of a client's records or, if it has no records, its own group: int64 `[at least 1]`."""
         if last > first:
             return self.groups[first:last]
         return np.array([self.members.index(self.forced[client])])
@@ -41,7 +41,7 @@ class Match:
 
 
 def declared_sets(key: RecordKey, records: Records, declared: RecordSet) -> list[str | None]:
-    """Returns the declared set of each client's records; None where none is declared."""
+    """Returns the declared set of each client's records; None for a client without a declared set."""
     if declared is None or isinstance(declared, str):
         return [declared] * len(records.clients)
     by_client = dict(zip(key.clients(declared).tolist(), declared.values(), strict=True))
@@ -58,9 +58,9 @@ def match(
 ) -> Match:
     """Finds a run's records in another run.
 
-    Records are the same if their digests are equal, or if both are declared to be of one set. If two data sets are made
-    from the same raw file in different ways, digests of the same record differ; such records count as the same, unless
-    they are declared to be of different sets.
+    Records are the same if their digests are equal, or if both are declared to be from one set. If two data sets are
+    made from the same raw file in different ways, digests of the same record differ; such records count as the same,
+    unless they are declared to be from different sets.
 
     Guarantee: each record that both runs have in the same form is found.
     Assumes: the same record in different forms is declared, or the manifests name the same files of raw data.

@@ -1,4 +1,4 @@
-"""Computes digests of records under a secret key: equal for equal records, and of no use without the key.
+"""Computes digests of records under a secret key: equal records have equal digests, useless without the key.
 
 A record is identified by its features alone, bit for bit, and not by its label. A row of a contact graph is identified
 by its name, which stands for a person and a window in time.
@@ -51,13 +51,13 @@ class Records:
     """The records of a run: digests under one key, grouped by client.
 
     Attributes:
-      dataset: digest of the data set that has the records; empty for none.
-      form: digest of the way from raw data to records; in different forms, the same raw data become different records.
+      dataset: digest of the data set that has the records; empty if they are in no data set.
+      form: digest of the way in which raw data become records; a different way gives different records.
       sources: digests of the files of raw data.
-      are_named: whether a client's name says whose records the client has; otherwise clients are artificial, and one
-        name may stand for other records in another division of the same raw data.
+      are_named: whether a client's name tells whose records it has; otherwise clients are artificial, and one name may
+        stand for other records in another division of the same raw data.
       clients: uint64 `[clients]`, digests of the clients' ids.
-      first: int64 `[clients + 1]`, position of each client's first record, and the number of records.
+      first: int64 `[clients + 1]`, position of each client's first record, then the number of all records.
       digests: uint64 `[records]`, digests of the records.
     """
 
@@ -96,14 +96,14 @@ class Records:
 class RecordKey:
     """The secret key of a registry's digests: keyed BLAKE2b, eight bytes for each record or client.
 
-    Guarantee: without the key, digests reveal nothing about a record but whether it equals another record.
+    Guarantee: without the key, digests reveal nothing about a record except whether it equals another record.
     Assumes: the key stays secret. A holder of the key can test whether a known record is among the records of a run.
     """
 
     secret: bytes = dataclasses.field(repr=False)
 
     def fingerprint(self) -> str:
-        """Returns 32 hexadecimal digits that distinguish this key from others, and reveal nothing else of it."""
+        """Returns 32 hexadecimal digits that distinguish this key from others, and reveal nothing else about it."""
         return self._digest(b"", b"fingerprint", 16).hex()
 
     def name(self, purpose: str, content: bytes) -> str:
@@ -192,7 +192,7 @@ def _raw_files(manifest: Manifest) -> list[str]:
 
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
-    """Computes digests of examples that are in no data set; `features` has float32 `[n, ...]` of each client."""
+    """Computes digests of examples that are in no data set; `features` has float32 `[n, ...]` for each client."""
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 

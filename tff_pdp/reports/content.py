@@ -33,7 +33,7 @@ class ClientScores:
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmResult:
-    """The results of one method over all clients, silos or users, in the report's metric.
+    """The results of one method for all clients (silos or users), in the report's metric.
 
     Attributes:
       facts: name, title and claim of the method, and its cost to users.
@@ -67,7 +67,7 @@ class Report:
       created: time at which the run ended, as text.
       metric: metric that judges the models.
       algorithms: the compared methods, in the order to show them.
-      clients: results of each silo, or user.
+      clients: results of each silo or user.
       privacy: the privacy statement.
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
@@ -91,14 +91,14 @@ class Report:
 
     @property
     def words(self) -> ClientWords:
-        """The words for clients."""
+        """The words by which the report calls its clients: silos or users."""
         return USERS if self.are_users else SILOS
 
 
 def json_safe(value: Any) -> Any:
-    """Returns the value with tuples as lists, and infinities and NaN as words, so that every JSON reader accepts it.
+    """Returns the value with tuples as lists, and infinities and NaN as strings, so that every JSON reader accepts it.
 
-    An infinite spent epsilon becomes null, as no epsilon holds. An infinite budget was asked for, and becomes a word.
+    A spent epsilon that is infinite becomes null, because no epsilon holds; an infinite budget becomes a string.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))

@@ -20,7 +20,7 @@ _MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes the page as `replace_text` does, makes missing folders, and returns the page's path."""
+    """Writes the page by `replace_text`, makes missing folders, and returns the page's path."""
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,8 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
 def render_report(report: content.Report) -> str:
     """Returns the page as text.
 
-    Of more than a hundred users, only the hundred that the featured method serves worst are listed; of silos, all.
+    All silos are listed. If there are more than a hundred users, only the hundred with the worst results of the
+    featured method are listed.
     """
     # Autoescape is named outright: jinja2's guess from the file name does not know ".jinja".
     environment = jinja2.Environment(

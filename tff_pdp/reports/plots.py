@@ -1,4 +1,4 @@
-"""Draws the report's figures: learning curves, the metric per silo or user, privacy spent per silo.
+"""Draws the report's figures: learning curves, each silo's or user's metric, and the privacy that each silo has spent.
 
 Each figure is SVG text for use inside an HTML page, light or dark.
 """
@@ -129,10 +129,10 @@ def metric_figure(
     baseline: str = "local_only",
     words: ClientWords = SILOS,
 ) -> str:
-    """Draws every client's test metric: of the personal model, the model learnt alone, and the shared model.
+    """Draws each client's test metrics: those of the personal model, the model learnt alone, and the shared model.
 
-    Up to 40 clients are named, sorted by the personal model, the worst at the bottom. More clients are shown as a curve
-    for each model, of at most a thousand points, with clients sorted by that model.
+    Up to 40 clients are named, sorted by the personal model, the worst at the bottom. If there are more, each model has
+    a curve of at most a thousand points, with clients sorted by that model's metric.
     """
     series = [("personal model", summary.personal_values(clients, algorithm.facts.name))]
     if algorithm.facts.name != baseline:

@@ -27,7 +27,7 @@ class Paragraph(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """An observer: what the observer sees, and what protects others' records, or other users, from the observer."""
+    """A kind of observer, what it sees, and the protection of others' records, or of other users, against it."""
 
     who: str
     sees: str
@@ -38,13 +38,13 @@ class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The privacy cost of the models of all compared methods together.
 
     Attributes:
-      methods: number of counted training runs.
-      in_other_folders: number of counted runs in other folders.
-      taken_for_granted: a sentence for each run of which it is not known whether it used the same records.
-      claim: claim for all runs together; `none` without a finite epsilon.
+      methods: number of training runs that the cost includes.
+      in_other_folders: number of included training runs that are in other folders.
+      taken_for_granted: a sentence for each run that may or may not have used the same records.
+      claim: claim for all runs together; `none` if no finite epsilon holds.
       claim_reason: reason for the claim, in one line.
-      beyond_these_models: whether the only run on record released more, on another computer, than is reported here.
-      epsilon: epsilon towards an observer of the models of all runs; None if no bound holds.
+      beyond_these_models: whether the only run on record has released more than is reported here, on another computer.
+      epsilon: epsilon against an observer who sees the models of all runs; None if no bound holds.
       delta: delta that goes with `epsilon`.
       source: source of `epsilon`: `ledger`, or `sum over methods`, which is always an upper bound.
     """
@@ -65,9 +65,9 @@ class Statement:
     """The privacy statement of an experiment.
 
     Attributes:
-      claim: weakest claim of the exported methods, or of all methods if none was exported; `none` if any of these was
-        trained without noise: the claim must hold for every reader.
-      claim_reason: reason for the claim, a sentence.
+      claim: weakest claim of the exported methods, or of all methods if none was exported; `none` if any of these
+        methods was trained without noise: the claim must hold for every reader.
+      claim_reason: reason for the claim, as a sentence.
       facts: facts that the statement was built from.
       composed: privacy cost of all compared methods together.
       adjacency: difference of neighbouring data sets.
@@ -143,7 +143,7 @@ def statement(facts: SiloFacts | UserFacts) -> Statement:
 
 
 def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
-    """Returns the weakest claim of the covered methods, or `none` after training without noise, and a reason."""
+    """Returns the weakest claim of the covered methods, or `none` if one was trained without noise; and a reason."""
     weakest = _weakest(facts.covered)
     if facts.bare and weakest.claim != "none":
         return "none", _shared("without_noise", facts)
@@ -152,7 +152,7 @@ def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
 
 
 def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
-    """Computes what the models of all compared methods cost together: a claim, epsilon, and the source of epsilon."""
+    """Computes the cost of the models of all compared methods together: a claim, epsilon, and the source of epsilon."""
     methods, record = facts.methods, facts.on_record
     runs = record.runs or len(methods)
     about: dict[str, Any] = {
@@ -185,12 +185,12 @@ def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
 
 
 def export_text(claim: str, row_influence: RowInfluence | None, *, are_users: bool) -> str:
-    """Returns the text on personal models in the files beside a served model."""
+    """Returns the text on personal models for the files beside a served model."""
     return _shared("personal_models", claim in GUARANTEES, row_influence, are_users)
 
 
 def not_covered(*, are_users: bool, is_searched: bool = False) -> str:
-    """Returns the text on what epsilon does not cover, in the files beside a served model."""
+    """Returns the text on the limits of epsilon for the files beside a served model."""
     return _shared("not_covered", are_users, is_searched)
 
 

@@ -1,7 +1,7 @@
-"""Summarises the results of many clients, silos or users, and writes metrics for readers.
+"""Summarises the results of many clients (silos or users), and writes metrics for readers.
 
-A summary has means, the worst tenth, spread, and gain over learning alone. NaN stands for clients without test examples
-or, for a ranking, without positive test examples, and is left out everywhere.
+A summary has means, the mean of the worst tenth, the spread, and the gain over learning alone. A client without test
+examples or, for a ranking, without positive test examples has the metric NaN, which is left out everywhere.
 
 `summary.json` has the headline figures of every method, the privacy costs, and each client's results.
 """
@@ -31,8 +31,8 @@ class ComparisonRow:
       algorithm: the method's result.
       minimum: smallest test metric of a personal model over clients; NaN without test results.
       maximum: largest test metric of a personal model over clients; NaN without test results.
-      gain: mean of how much better this method is than learning alone, over clients that have both results; negative if
-        the method is worse; None for the baseline itself and if no client has both results.
+      gain: mean gain of this method over learning alone, for clients that have both results; negative if the method is
+        worse; None for the baseline itself, or if no client has both results.
       clients_better: number of clients for which the method is strictly better than learning alone.
       clients_compared: number of clients that have both results.
     """
@@ -58,8 +58,9 @@ def mean_over_silos(values: Iterable[float]) -> float:
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
     """Computes the mean of clients' values, weighted by their numbers of test examples; NaN without values.
 
-    For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking it is
-    only a weighted mean of clients' figures: `training.evaluate` computes the figure of all examples together.
+    For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking, the
+    result is only a weighted mean of clients' figures: `training.evaluate` computes the figure of all examples
+    together.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8
@@ -70,7 +71,7 @@ def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> 
 
 
 def worst_decile(values: Iterable[float], metric: Metric) -> float:
-    """Computes the mean of the worst tenth of the values, and of at least one value.
+    """Computes the mean of the worst tenth of the values; the tenth has at least one value.
 
     >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
     >>> worst_decile([0.9, 0.5, 0.7], ACCURACY), worst_decile([0.9, 0.5, 0.7], MEAN_SQUARED_ERROR)
@@ -81,23 +82,23 @@ def worst_decile(values: Iterable[float], metric: Metric) -> float:
 
 
 def worst_first(values: Iterable[float], metric: Metric) -> list[float]:
-    """Sorts the values, the worst first, without NaN."""
+    """Returns the values other than NaN, the worst first."""
     return sorted(_present(values), reverse=not metric.higher_is_better)
 
 
 def spread(values: Iterable[float]) -> float:
-    """Computes the standard deviation of all values, not an estimate from a sample; NaN without values."""
+    """Computes the population standard deviation of the values, not the sample's; NaN without values."""
     present = _present(values)
     return float(np.std(present)) if present else math.nan
 
 
 def personal_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Returns each client's test metric of its personal model under one method; NaN if there is none."""
+    """Returns the test metric of each client's personal model by one method; NaN for a client without this metric."""
     return [client.personal.get(algorithm, math.nan) for client in clients]
 
 
 def shared_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Returns each client's test metric of the shared model of one method; NaN if there is none."""
+    """Returns the test metric of one method's shared model on each client; NaN for a client without this metric."""
     found = [client.shared.get(algorithm) for client in clients]
     return [math.nan if value is None else value for value in found]
 
@@ -110,7 +111,7 @@ def comparison_rows(
 ) -> list[ComparisonRow]:
     """Builds the headline table: one row per method, in the order given.
 
-    Gains are over `baseline`, the name of the method in which each client learns alone. Gains are paired client by
+    Gains are relative to `baseline`, the method in which each client learns alone. They are differences for the same
     client, so that a client that lacks one of the two results does not bias the mean.
     """
     alone = personal_values(clients, baseline)
@@ -135,7 +136,7 @@ def comparison_rows(
 def worst_clients(
     clients: Sequence[content.ClientScores], algorithm: str, metric: Metric, count: int
 ) -> list[content.ClientScores]:
-    """Returns the `count` clients that one method serves worst, the worst first; clients without a result come last."""
+    """Returns the `count` clients with the worst results of one method, sorted; clients without a result come last."""
 
     def badness(client: content.ClientScores) -> float:
         value = client.personal.get(algorithm, math.nan)
@@ -147,9 +148,9 @@ def worst_clients(
 def featured_algorithm(
     algorithms: Sequence[content.AlgorithmResult], metric: Metric, baseline: str = "local_only"
 ) -> content.AlgorithmResult | None:
-    """Returns the featured method: the exported one, or else the best in *validation* mean other than the baseline.
+    """Returns the featured method: the exported one or, without one, the best by *validation* mean, baseline excluded.
 
-    The test mean is not used to choose: choosing by it would bias the test mean that is then printed.
+    A choice by the test mean would bias the test mean that is then printed.
     """
     exported = [one for one in algorithms if one.facts.exported]
     others = [one for one in algorithms if one.facts.name != baseline]
@@ -173,15 +174,15 @@ def _present(values: Iterable[float]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class MetricText:
-    """The words for a metric.
+    """The words that texts use for a metric, and functions that write its values.
 
     Attributes:
       label: name inside a sentence.
       axis: name on an axis, with the better direction if that is not obvious.
       value: function that writes one value.
       gain: function that writes how much better one value is than another; negative if it is worse.
-      gain_unit: unit of what `gain` writes; empty if that is the unit of values.
-      undefined: what is missing among a client's test examples if the metric has no value.
+      gain_unit: unit of the text from `gain`; empty if it is the unit of values.
+      undefined: kind of test examples that a client lacks if the metric has no value.
     """
 
     label: str
@@ -214,7 +215,7 @@ def metric_text(metric: Metric) -> MetricText:
 
 
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
-    """Returns a sentence on how many clients have no figure, and why; nothing if all have one."""
+    """Returns a sentence on the number of clients without a figure, and the reason; an empty list if all have one."""
     text = metric_text(metric)
     undefined = [any(map(math.isnan, client.personal.values())) for client in clients if client.num_test]
     counts = {"test examples": len(clients) - len(undefined), text.undefined: sum(undefined)}
@@ -225,9 +226,9 @@ def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], word
 
 
 def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], words: ClientWords) -> list[str]:
-    """Returns a sentence with the figures of all clients' test examples together; nothing if there are none.
+    """Returns a sentence with the figures of all clients' test examples together; an empty list without such figures.
 
-    `pooled` has the result of `training.evaluate.pooled_figures` by title of the method.
+    `pooled` has the results of `training.evaluate.pooled_figures`, by title of the method.
     """
     text = metric_text(metric)
     figures = [f"{title} {text.value(value)}" for title, own in pooled.items() for value in own.values()]
@@ -249,9 +250,9 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 def summary_content(report: content.Report) -> dict[str, Any]:
     """Returns the content of `summary.json` as plain data.
 
-    For silos, `silos` has a row per silo. For users, each method's row has its cost, `num_users` is their number,
-    `users` has a row per user, or is None for more than 5000, and `quantiles` has quantiles of the test metric over
-    users, by percentage, for the personal and the shared model of every method. `notes` are the report's notes.
+    For silos, `silos` has a row per silo. For users, each method's row has its cost, `num_users` is the number of
+    users, `users` has a row per user (None for more than 5000 users), and `quantiles` has quantiles of users' test
+    metrics, by percentage, for each method's personal and shared models. `notes` are the report's notes.
     """
     start = {
         "title": report.title,

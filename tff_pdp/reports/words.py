@@ -1,4 +1,4 @@
-"""Writes numbers, and the words for clients (silos or users), the same way in text, tables and figures."""
+"""Writes numbers, and names clients (silos or users), the same way in text, tables and figures."""
 
 import dataclasses
 import math
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ClientWords:
-    """The words for one kind of client.
+    """The words that texts use for one kind of client.
 
     Attributes:
       one: word for one client.
       many: word for several clients.
-      spender: words for the client whose epsilon stands for all.
+      spender: words for the client whose epsilon is stated for all clients.
     """
 
     one: str
@@ -28,7 +28,7 @@ MISSING = "–"
 
 
 def plain(value: float | None) -> str:
-    """Writes three significant digits; `∞` without bound, a dash without a number.
+    """Writes three significant digits; `∞` for infinity, and a dash for None or NaN.
 
     >>> plain(3.14159), plain(1e-05), plain(float("inf")), plain(None)
     ('3.14', '1e-05', '∞', '–')
@@ -55,7 +55,7 @@ def upper(value: float | None) -> str:
 
 
 def spent(value: float | None) -> str:
-    """Writes a spent epsilon as `upper` does; `none` if no finite epsilon holds.
+    """Writes a spent epsilon as `upper` does; writes `none` if no finite epsilon holds.
 
     >>> spent(2.0001), spent(float("inf"))
     ('2.01', 'none')
@@ -91,7 +91,7 @@ def signed(value: float | None) -> str:
 
 
 def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
-    """Writes the range of one or more numbers, each by `write`; a single number if both ends are written alike.
+    """Writes the range of one or more numbers, each with `write`; writes one number if both ends have the same text.
 
     >>> between([1.0, 2.0, 4.0]), between([3.0, 3.0])
     ('between 1 and 4', '3')

@@ -1,4 +1,4 @@
-"""Draws a reproduction's figures, as in the MR-MTL thesis: privacy against utility, lambda, the cost of overhead."""
+"""Draws the figures that the MR-MTL thesis has: utility against privacy and against lambda, and privacy overhead."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ def write_figures(report: Reported, folder: Path) -> list[Path]:
     """Draws each variant's figures and writes them as SVG and PNG; figures without data are left out.
 
     Returns:
-      The files, named `<figure>.svg` for the default variant and `<figure>_<variant>.svg` for others.
+      The files, whose names are `<figure>.*` for the default variant and `<figure>_<variant>.*` for others.
     """
     folder.mkdir(parents=True, exist_ok=True)
     drawings: dict[str, Callable[[VariantReport, Reported], Figure | None]] = {

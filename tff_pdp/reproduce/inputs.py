@@ -21,7 +21,7 @@ class Inputs:
     Attributes:
       paths: paths in the data folder at which the data may lie, the best first; none for generated data.
       origin: source of the data, for error messages.
-      beside: names in the same folder that are read as well, if they are there.
+      beside: names of files in the same folder that are read as well, if they exist.
     """
 
     paths: tuple[str, ...]
@@ -66,7 +66,7 @@ INPUTS = {
 
 
 def find_input(inputs: Inputs, folder: str | None) -> Path:
-    """Returns the path of raw data, or the word `generated` for generated data, which need no folder.
+    """Returns the path of the raw data, or the path `generated` for generated data, which need no folder.
 
     `folder` holds all raw data; None stands for the folder that the environment variable TFF_PDP_DATA names.
 
@@ -86,7 +86,7 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
 
 
 def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """Computes a sha256 of raw data at a path that `find_input` has returned, with all that is read from beside it.
+    """Computes a sha256 of the raw data at a path from `find_input`, including files that are read from beside it.
 
     For generated data, the sha256 is that of the modules that generate them.
     """
@@ -110,7 +110,7 @@ def digest_of(path: Path, pattern: str = "*") -> str:
 
 @functools.cache
 def digest_of_sources() -> str:
-    """Computes a sha256 of the modules that prepare data and train; results of other modules are not used again."""
+    """Computes a sha256 of the modules that prepare data and train; results are used again only if it is the same."""
     packages = (tff_pdp, beam_pipelines)
     digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

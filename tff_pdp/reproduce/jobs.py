@@ -1,4 +1,4 @@
-"""Lists a reproduction's jobs, one for each variant, method, epsilon and seed, and the experiment of each job."""
+"""Lists a reproduction's jobs, one for each variant, method, epsilon and seed, and builds each job's experiment."""
 
 import dataclasses
 import functools
@@ -33,14 +33,14 @@ _NOT_DECISIVE_IN_TRAINING = (
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run, which the job, the reproduction's settings and the data decide together.
+    """One run of a reproduction. The job, the reproduction's settings and the data decide its result together.
 
     Attributes:
       variant: name of a variant of the setting.
       method: a name in `METHODS`.
       epsilon: epsilon of every silo, or of all users; infinite for no privacy.
       seed: seed of batches and noise, and of the split if the setting says so.
-      prox_weight: lambda of a run for the grid; None for the configuration's lambda.
+      prox_weight: lambda of a run for the grid; None if the run has the configuration's lambda.
     """
 
     variant: str
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Method and variant: jobs with the same share computations, so that a process runs a second one faster."""
+        """Method and variant: jobs in which both are equal share computations, and run faster in one process."""
         return self.method, self.variant
 
     def __str__(self) -> str:
@@ -61,16 +61,16 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Reproduction:
-    """A reproduction: a setting at a scale, and all values that are swept.
+    """A reproduction: a setting, a scale, and all values that are swept.
 
     Attributes:
       setting_name: a name in `NAMES`.
       scale_name: name of one of the setting's scales.
-      variant_names: names of variants of the setting, in the order they are run.
+      variant_names: names of variants of the setting, in the order in which they are run.
       methods: names in `METHODS`.
       epsilons: epsilons of every silo, or of all users.
       seeds: number of repetitions.
-      lambdas: grid of lambda; empty for none.
+      lambdas: grid of lambda; empty for no grid.
       data_input: path of the raw data.
       data_digest: sha256 of the raw data.
       output: folder of all results.
@@ -118,7 +118,7 @@ class Reproduction:
         return next(variant for variant in self.setting.variants if variant.name == name)
 
     def jobs(self) -> list[Job]:
-        """Lists every job, those of the first variant and without a grid first.
+        """Lists every job: first jobs outside of the grid, variant by variant, then jobs of the grid.
 
         A method that does not depend on epsilon is run once, without privacy.
         """
@@ -149,7 +149,7 @@ class Reproduction:
         """Builds the experiment that a job runs.
 
         Raises:
-          ConfigError: the configuration, as it is overridden here, is not valid.
+          ConfigError: the configuration is not valid with the values that the job overrides.
         """
         base = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job))
         data = replace(base.data, seed=job.seed) if self.setting.seed_splits else base.data
@@ -162,7 +162,7 @@ class Reproduction:
         )
 
     def digest(self, job: Job) -> str:
-        """Computes a hash of all that decides a job's result besides the job itself."""
+        """Computes a hash of everything, besides the job itself, that decides the job's result."""
         content = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job)).to_dict()
         for key in _NOT_DECISIVE:
             del content[key]

@@ -1,4 +1,4 @@
-"""Runs the command `tff-pdp reproduce`: completes the options, sweeps, and writes table and figures."""
+"""Runs the command `tff-pdp reproduce`: completes the options, runs all jobs, and writes a report and figures."""
 
 import functools
 import math
@@ -19,7 +19,7 @@ DEFAULT_OUTPUT = Path("runs") / "reproduce"
 
 
 def build_job_runner(reproduction: Reproduction, num_threads: int) -> Callable[[Job], Outcome]:
-    """Builds the runner of a reproduction's jobs in a worker process."""
+    """Builds the function that runs a reproduction's jobs in a worker process."""
     # Not at the top: the command's own process needs no TensorFlow, which takes long to import.
     import tensorflow as tf
 
@@ -38,7 +38,7 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
       options: options of the command line, by the names that `tff-pdp reproduce --help` shows.
 
     Returns:
-      The output with `--json`, and the output without.
+      The output with `--json`, and the output without `--json`.
 
     Raises:
       ConfigError: an option is out of range.
@@ -56,7 +56,7 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Completes the options from the setting and its scale. Raises ConfigError and DataError, as in `reproduce`."""
+    """Completes the options from the setting and its scale. Raises ConfigError and DataError, as `reproduce` does."""
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]

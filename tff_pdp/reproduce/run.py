@@ -41,7 +41,7 @@ class JobRunner:
     """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data.
 
     Attributes:
-      computations: computations compiled so far, by all that decides them.
+      computations: computations compiled so far, by `computations_key`.
     """
 
     def __init__(self, reproduction: Reproduction):
@@ -57,7 +57,7 @@ class JobRunner:
         """Trains and tests one job.
 
         Raises:
-          ConfigError, DataError, EngineError: as in preparation, building and training; a budget that allows no run
+          ConfigError, DataError, EngineError: errors of preparation, building and training; a budget that allows no run
             is an outcome instead.
         """
         config = self._reproduction.config(job)
@@ -130,7 +130,7 @@ class JobRunner:
 
 
 def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
-    """Returns the claim that a planned training would have with a secret key in place of a test-only seed."""
+    """Returns the claim that a planned training would have with a secret key instead of a test-only seed."""
     epsilon = None if plan.claim == "none" else plan.planned_epsilon()
     return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
 

@@ -212,7 +212,7 @@ class Setting(Settings):
 
     @property
     def words(self) -> ClientWords:
-        """The words for clients."""
+        """The words that texts use for the setting's clients: silos or users."""
         return _CLIENTS[self.clients]
 
     @property
@@ -251,7 +251,7 @@ class Setting(Settings):
         """Returns the variants of those names; without names, the variants that are run by default.
 
         Raises:
-          ConfigError: there is no variant of a name, or no publication for `--paper`.
+          ConfigError: a named variant does not exist, or there is no publication for `--paper`.
         """
         known = {variant.name: variant for variant in self.variants if variant.is_paper == is_paper}
         if not known:

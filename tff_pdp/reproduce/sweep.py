@@ -1,4 +1,4 @@
-"""Runs all unfinished jobs on all cores, and writes each outcome to disk at once.
+"""Runs all unfinished jobs on all cores, and writes each outcome to disk as soon as there is one.
 
 Outcomes are appended, one line each, so that a sweep that was stopped continues where it ended.
 """
@@ -31,7 +31,7 @@ class Outcome:
 
     Attributes:
       job: the job.
-      row: result row of the job, as in `result_row`; None if the job cannot be run.
+      row: result row of the job, from `result_row`; None if the job cannot be run.
       infeasible: reason why the job's budget allows no run; empty otherwise.
     """
 
@@ -57,10 +57,10 @@ def result_row(
       job: the job.
       metric: `mse`, `accuracy` or `average_precision`.
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
-      with_secret_key: `claim`, `claim_reason` and `epsilon` of the same training with a secret key, by this project's
-        accountants, the largest over clients; epsilon is None where that claim is `none`.
+      with_secret_key: `claim`, `claim_reason` and `epsilon` that the same training would have with a secret key;
+        epsilon is the largest over clients, by this project's accountants, or None if that claim is `none`.
       mean_over_clients: unweighted mean over clients of the same metric.
-      worst_decile: mean of the same metric over the tenth of the clients that are served worst.
+      worst_decile: mean of the same metric over the tenth of the clients with the worst values.
       settings: settings of the method and its noise, such as `learning_rate` and `prox_weight`.
       pooled: figures of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
         share of positive examples. With many examples, a random ranking's average precision is the prevalence; with
@@ -68,7 +68,7 @@ def result_row(
 
     Returns:
       `method`, `epsilon`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other arguments, pooled
-      figures and the settings. Infinity is the word "inf".
+      figures and the settings. Infinity is the text "inf".
     """
     return {
         "method": job.method,
@@ -91,7 +91,7 @@ class ResultStore:
     """The outcomes of one reproduction's jobs, in memory and in `partial.jsonl`."""
 
     def __init__(self, reproduction: Reproduction):
-        """Reads outcomes of the reproduction's jobs that earlier sweeps reached under the same settings and data."""
+        """Reads the outcomes of the reproduction's jobs from earlier sweeps with the same settings and data."""
         self._reproduction = reproduction
         self._path = reproduction.output / PARTIAL_FILE
         self._digests = {job: reproduction.digest(job) for job in reproduction.jobs()}
@@ -119,7 +119,7 @@ class ResultStore:
         self.write(job.variant)
 
     def write(self, variant_name: str) -> None:
-        """Writes a variant's result files: `results...json`, and `grid...json` where there is a grid."""
+        """Writes a variant's result files: `results...json`, and `grid...json` if there is a grid."""
         variant = self._reproduction.variant(variant_name)
         for stem, is_grid in (("results", False), ("grid", True)):
             rows = self.rows(lambda job, is_grid=is_grid: job.variant == variant_name and is_a_grid_job(job) == is_grid)
@@ -160,18 +160,18 @@ FAILURES_FILE = "failures.txt"
 def sweep(
     reproduction: Reproduction, build_runner: BuildRunner, num_workers: int
 ) -> tuple[ResultStore, dict[Job, str]]:
-    """Runs a reproduction's jobs, except jobs that earlier sweeps have finished under the same settings and data.
+    """Runs a reproduction's jobs, except those that earlier sweeps have finished with the same settings and data.
 
-    A sweep that is stopped loses only the jobs under way.
+    If a sweep is stopped, only the work of unfinished jobs is lost.
 
     Args:
       reproduction: reproduction whose jobs are run.
-      build_runner: builds, in a worker process, the function from a job to an `Outcome`.
+      build_runner: function that is called in a worker process, and returns a function from a job to an `Outcome`.
       num_workers: number of processes.
 
     Returns:
       All outcomes, and the last line of each failed job's traceback; `failures.txt` has whole tracebacks. The next
-      sweep runs these jobs again.
+      sweep runs failed jobs again.
 
     Raises:
       DataError: another sweep is under way in the same folder.

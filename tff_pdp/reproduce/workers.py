@@ -1,6 +1,6 @@
-"""Runs jobs side by side in worker processes; a process that dies loses only its own job.
+"""Runs jobs side by side in worker processes; if a process dies, only its own job fails.
 
-Ctrl-C and SIGTERM raise no exception at an arbitrary moment: this module waits for them as it waits for workers.
+Ctrl-C and SIGTERM raise no exception at an arbitrary moment: this module waits for both as it waits for workers.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ class StopSignals:
     """Within its context, SIGINT and SIGTERM only make `descriptor` readable; afterwards, they have their usual effect.
 
     An exception that a signal raises at an arbitrary moment can be lost: Python ignores exceptions in destructors and
-    in callbacks of weak references. And a signal that arrives just before a system call, after Python last checked for
-    signals, does not end that call. Waiting for a descriptor has neither gap.
+    in callbacks of weak references. Also, a signal that arrives just before a system call, after Python last checked
+    for signals, does not end that call. Waiting for a descriptor has neither problem.
 
     Signals that the process ignores stay ignored. Python delivers signals only to the main thread.
 
     Attributes:
-      descriptor: readable from a signal's arrival until `received` is read.
+      descriptor: file descriptor that is readable from a signal's arrival until `received` is read.
     """
 
     def __init__(self):
@@ -99,15 +99,16 @@ def run_jobs(
 ) -> Generator[Finished, None, None]:
     """Runs jobs in worker processes, and yields each as it finishes.
 
-    Closing the iterator, as an exception in the loop over it does, ends the processes. So do Ctrl-C and SIGTERM, which
-    take effect here, after the processes have ended, and never within the body of the loop over the iterator.
+    The processes end if the iterator is closed, for instance by an exception in the loop over it. They also end on
+    Ctrl-C and SIGTERM, which take effect in this function once the processes have ended, and never in the body of that
+    loop.
 
     Args:
-      jobs: picklable jobs, each with a `group`, equal for jobs that share preparations. Jobs start in about this order;
-        jobs of a group are run by one worker unless that leaves a worker idle.
+      jobs: picklable jobs, each with a `group` that is equal for jobs that share preparations. Jobs start in about this
+        order; jobs of a group are run by one worker unless that leaves a worker idle.
       build_runner: picklable function; see `BuildRunner`.
       num_workers: largest number of processes at a time.
-      log_file: file to which the output of workers is appended, with Python's warnings and TensorFlow's messages.
+      log_file: file that the output of workers is appended to, including Python's warnings and TensorFlow's messages.
     """
     waiting = list(jobs)
     workers: list[_Worker] = []

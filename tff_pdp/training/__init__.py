@@ -1,10 +1,10 @@
 """Training: each round charges the ledger, runs, and may write a checkpoint.
 
-record: the spending of runs, on disk before it happens
+record: the record of runs' spending, on disk before anything is spent
 client_store: clients' states from round to round
-checkpoint: state, ledger, key and round as one folder
-rounds: first state, a round
-spending: rounds on record before they are run
+checkpoint: saves state, ledger, key and round in one folder
+rounds: makes the first state, and runs a round
+spending: puts rounds on record before they are run
 run_folder: configuration, choices and metrics beside the checkpoints
 counted: enters runs into the registry; composes the cost of all runs on the same records
 train: the loop

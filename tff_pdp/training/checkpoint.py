@@ -40,7 +40,7 @@ class Checkpoint(Saved):
     hook: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def was_made_with(self, config_hash: str) -> bool:
-        """Checks if the run was started with settings and data of this digest, which early runs stored unkeyed."""
+        """Checks if the run began with the settings and data of this digest; early runs stored it without a key."""
         return self.config_hash in (self.run_key.keyed(config_hash), config_hash)
 
 
@@ -102,7 +102,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def load_latest(folder: Path) -> Checkpoint | None:
     """Reads the newest checkpoint, or returns None if there is none.
 
-    If a store has users' states, the caller fills in `client_ids` and `client_states`.
+    If users' states are in a store, the caller must fill in `client_ids` and `client_states`.
 
     Raises:
       DataError: a file of the newest checkpoint is missing, damaged or of another round.

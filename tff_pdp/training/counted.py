@@ -24,11 +24,11 @@ from tff_pdp.training.record.releases import release_of
 
 
 def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: Charges, upper: Ledger | None) -> None:
-    """Enters a run into the registry before it draws noise; if rounds are drawn anew, raises what the run may spend.
+    """Enters a run into the registry before it draws noise; raises the entry's spending if rounds are drawn anew.
 
-    `upper` has the most that the run can have spent at its end; None without privacy.
+    `upper` is a ledger of the most that the run can have spent at its end; None without privacy.
 
-    Guarantee: when this returns, the registry on disk has at least what the run will ever have spent, unless rounds are
+    Guarantee: when this returns, the run's entry on disk covers all that the run will ever spend, unless rounds are
       drawn anew later.
 
     Raises:
@@ -60,7 +60,7 @@ def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: C
 
 
 def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> None:
-    """Checks that a run's folder is not an older copy, which would make rounds again that another copy has made.
+    """Checks that a run's folder is not an older copy, which would repeat rounds that another copy has made.
 
     Raises:
       DataError: the registry has more rounds of the run than the folder; or the registry is damaged.
@@ -75,7 +75,7 @@ def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> No
 
 
 def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
-    """Tells the registry where the record of a running run ends; a killed run may not have done so.
+    """Enters the present end of an unfinished run's record into the registry; a killed run may not have done this.
 
     Raises:
       DataError: another copy of the run was continued, or the registry is damaged.
@@ -86,9 +86,9 @@ def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
 
 
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
-    """Enters a run that has ended, such as one from before there was a registry, or from another computer.
+    """Enters a run that has ended into the registry, for instance a run from another computer.
 
-    A copy that was continued under another registry is entered beside its run. Errors are those of `enter_run`.
+    A copy of a run that was continued under another registry gets an entry of its own. Errors are those of `enter_run`.
     """
     if charges is None or not charges.through_round:
         return
@@ -101,7 +101,7 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
 
 
 def settle(config: ExperimentConfig, folder: Path) -> None:
-    """Enters the most that the run in a folder has spent, when the run has ended or is about to be removed.
+    """Enters into the registry the most that a folder's run has spent; the run has ended or is about to be removed.
 
     Raises:
       DataError: the run's record cannot be read, or the registry is damaged.
@@ -134,7 +134,7 @@ def rest_of_plan(plan: PrivacyPlan, scope: str, round_number: int) -> Counter[dp
 
 
 def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
-    """Composes all runs on the records of a method's clients, over all folders.
+    """Composes the cost of all runs, in all folders, on the records of a method's clients.
 
     Raises:
       DataError: the registry, or the record of a run in the experiment's folder, is damaged.

@@ -1,7 +1,7 @@
 """Tests trained methods, and writes the report of their metrics.
 
-The figure of a ranking is computed over the test examples of all clients together; each example is scored by the
-personal model of its client.
+A ranking's figure, such as average precision, is computed from the test examples of all clients together; each example
+is scored by its client's personal model.
 """
 
 import contextlib
@@ -82,8 +82,8 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
 def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
 
-    For models with a ranking, summary and report also have the ranking's figure over all clients' test examples, such
-    as `pooled_average_precision`.
+    For models with a ranking, summary and report also have the ranking's figure for all clients' test examples
+    together, such as `pooled_average_precision`.
 
     Raises:
       ConfigError: a method has not been trained.
@@ -221,11 +221,11 @@ def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
 def pooled_figures(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, float]:
-    """Returns the figure of the model's ranking by its name, such as `pooled_average_precision`. Needs an engine.
+    """Returns the figure of the model's ranking, under a name such as `pooled_average_precision`. Needs an engine.
 
     The figure is exact, not private. Unlike a mean of clients' own figures, it also compares scores of different
     clients' models. It is NaN if no client has a positive example; the result is empty for models without a ranking.
-    `data` has held-out examples; `train_data` has training examples, for users that adapt first.
+    `data` has held-out examples; `train_data` has training examples, for users that adapt their models first.
     """
     ranking = method.model.ranking
     if ranking is None:
@@ -238,7 +238,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields float32 scores `[n]`, int64 labels `[n]` of each client with examples; args as in `pooled_figures`."""
+    """Yields float32 scores and int64 labels, `[n]`, of each client with examples; arguments as in `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

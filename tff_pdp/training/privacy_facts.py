@@ -35,7 +35,7 @@ Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
-    """Returns the claim for a run's released models, over all silos or users, and the claim's reason in one line.
+    """Returns the claim for a run's released models, for all silos or users together, and its reason in one line.
 
     `shown_id` maps a silo's id to the id that is shown; None if no silo is to be named.
     """

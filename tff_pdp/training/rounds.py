@@ -1,4 +1,4 @@
-"""Makes a run's first state and the state after each round: charges the ledger, trains the cohort."""
+"""Makes a run's first state and the state after each round, for which it charges the ledger and trains the cohort."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
 
 
 def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """Returns the state in a new attempt, which draws rounds as if from another key. Needs an engine.
+    """Returns the state for a new attempt, which draws rounds as if from another key. Needs an engine.
 
     Raises:
       ConfigError: noise of earlier rounds is part of later rounds, so that no round can be drawn anew.
@@ -110,9 +110,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-    """Yields every client's state, ready for predictions, some clients at a time: places, states. Needs an engine.
+    """Yields (places, states) of some clients at a time, until all are done, ready for predictions. Needs an engine.
 
-    Users that adapt to their training examples (`Algorithm.adapt`) adapt a copy, so that training is not affected.
+    If users adapt to their training examples (`Algorithm.adapt`), a copy is adapted, so that training is not affected.
     """
     if not is_store(state.client_states):
         yield np.arange(len(state.client_ids)), state.client_states
@@ -124,7 +124,7 @@ def ready_states(
 def ready_states_of(
     method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
 ) -> Sequence[Any]:
-    """Returns the states of the clients in these places, in this order, ready for predictions. Needs an engine."""
+    """Returns the states of the clients at these places, in this order, ready for predictions. Needs an engine."""
     states = select_states(state.client_states, places, method.client_state_type)
     if method.process.adapt is None:
         return states
@@ -137,10 +137,11 @@ def ready_states_of(
 def evaluate_clients(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns each client's `personal` and `global` metrics on `data`, exact, not private, by id. Needs an engine.
+    """Returns each client's exact `personal` and `global` metrics on `data`, by id; not private. Needs an engine.
 
-    The model's own metric is under the metric's `example_name`; NaN for a client without examples or, if the metric is
-    a ranking, without positive examples. `train_data` has training examples, for users that adapt first.
+    The key of the model's own metric is the metric's `example_name`; its value is NaN for a client without examples or,
+    if the metric is a ranking, without positive examples. `train_data` has training examples, for users that adapt
+    first.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for places, states in ready_states(method, state, train_data):

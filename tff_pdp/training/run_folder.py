@@ -29,7 +29,7 @@ _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
 
 def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Makes a run's folder, with the resolved experiment and without metrics; removes a run without any checkpoint.
+    """Makes a run's folder with the resolved experiment and no metrics; first removes a run without any checkpoint.
 
     Raises:
       DataError: the folder has a record of rounds whose checkpoints are gone.
@@ -57,7 +57,7 @@ def sweep(folder: Path) -> None:
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Refuses to repeat rounds with other rounding: the noise, which is the same, would not hide the difference.
+    """Refuses to repeat rounds that would be rounded differently: their noise is the same, and would not hide this.
 
     Raises:
       ConfigError: the run was started with another engine, device or parallelism.
@@ -104,7 +104,7 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
 
 
 def read_started_with(folder: Path) -> dict[str, Any]:
-    """Reads the resolved experiment that a run was started with; files of the first version have no digest.
+    """Reads the resolved experiment that a run was started with; files of the first version need no digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.
@@ -116,7 +116,7 @@ def read_started_with(folder: Path) -> dict[str, Any]:
 
 
 def checkpoints_were_every(folder: Path) -> int:
-    """Returns the number of rounds between checkpoints that a run was started with.
+    """Returns the setting `checkpoint_every` that a run was started with.
 
     Raises:
       DataError: the run's configuration file is missing or damaged.
@@ -180,12 +180,12 @@ def cut_metrics(folder: Path, round_number: int) -> None:
 
 
 def write_selected(folder: Path, selected: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the hyper-parameters that every silo selected in a search, by client id."""
+    """Writes the hyper-parameters that each silo selected in a search, by client id."""
     write_json(folder / SELECTED_FILE, {"format_version": FORMAT_VERSION, "selected": selected})
 
 
 def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads what `write_selected` wrote; files of the first version have no digest.
+    """Reads the selection that `write_selected` wrote; files of the first version need no digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.

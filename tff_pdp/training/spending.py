@@ -27,12 +27,13 @@ _SHARE = 100
 class Choices(dict[str, str]):
     """Maps the fingerprint of each computation to the engine's choice of how to compute its clients.
 
-    Different choices round differently. So a choice is on the run's record before the first result of the choice is
+    Results of different choices are rounded differently. So a choice is put on the run's record before a result of the
+    choice is
     used: a resumed run keeps the choice, and if two copies of a run choose differently, only one can continue.
     """
 
     def __init__(self, folder: Path | None = None):
-        """Reads the choices of the run in a folder; None for a run that begins.
+        """Reads the choices of the run in a folder; `folder` is None for a new run.
 
         Raises:
           DataError: the run's record is damaged.
@@ -65,14 +66,14 @@ class Spending:
         arithmetic: Mapping[str, Any],
         registry: Registry,
     ):
-        """Takes over the rounds that are on record after a state.
+        """Continues a run from a state; rounds after the state that are on record already need no new reservation.
 
         Args:
           writer: writer of the run's charges.
           plan: privacy plan of the run.
           state: state that the run continues from, in the newest attempt on record; its ledger is not changed.
           arithmetic: everything that the bits of a round depend on.
-          registry: registry that is told of each reservation.
+          registry: registry that each reservation is entered into.
 
         Raises:
           DataError: the reservation does not follow from the state's ledger.
@@ -134,7 +135,7 @@ class Spending:
 
 
 def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
-    """Checks that the rounds after `round_number` fit into the budgets; the ledger may have rounds more than once.
+    """Checks that the rounds after `round_number` fit into the budgets; the ledger may have a round more than once.
 
     Raises:
       BudgetError: the rounds do not fit into the budgets.
@@ -144,13 +145,13 @@ def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
 
 
 def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
-    """Puts on record, once, that a run has been run to its end; a run of the first version may have no record."""
+    """Puts on record, if it is not there yet, that a run has ended; a run of the first version may have no record."""
     if writer.charges is not None and not writer.charges.is_closed:
         writer.close_run(state.round_number, state.ledger)
 
 
 def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
-    """Begins the record of a run, with the reason if nothing is claimed of the run."""
+    """Begins the record of a run, with the reason if no privacy is claimed for the run."""
     reasons = [KNOWN_SEED] if first.run_key.is_test_only else []
     reasons += [method.plan.claim_reason] if method.plan.claim == "none" else []
     identity = RunIdentity(
@@ -193,7 +194,7 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """Returns the saved state in the attempt that continues from it: later rounds are repeated, or drawn anew.
+    """Returns the saved state for the attempt that continues it, in which later rounds are repeated or drawn anew.
 
     Raises:
       DataError: the run has nothing on record.

@@ -1,4 +1,4 @@
-"""Trains a method, in the order data flows: clients, plan, process, rounds, ledger, checkpoint."""
+"""Trains a method. The code follows the flow of data: clients, plan, process, rounds, ledger, checkpoint."""
 
 import contextlib
 import dataclasses
@@ -156,7 +156,7 @@ def _start_or_resume(
 
 
 def save(folder: Path, state: Checkpoint) -> None:
-    """Saves a checkpoint in a run's folder; a store drops states that no kept checkpoint needs."""
+    """Saves a checkpoint in a run's folder; a store of states deletes those that no kept checkpoint needs."""
     beside = surroundings_of(folder, FILES_BESIDE)
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):

@@ -27,9 +27,9 @@ class Recomputed(NamedTuple):
 
     Attributes:
       releases: the releases on record.
-      own: epsilons of each release, by scope; empty for releases without a ledger.
+      own: for each release, its epsilons by scope; empty for a release without a ledger.
       composed: epsilon of all releases together, by scope, at the scope's delta in `deltas`.
-      deltas: delta by scope: the largest of the scope's budgets, plus the deltas of budgets that count as a whole.
+      deltas: delta by scope: the largest delta of the scope's budgets, plus the deltas of budgets that count in full.
       why_no_bound: reason why no epsilon holds for all releases together; empty if one holds.
     """
 
@@ -40,7 +40,7 @@ class Recomputed(NamedTuple):
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
-        """Returns the position of a run among the releases: of the run's id or, without id, the newest of the name."""
+        """Returns the position of a run among the releases; without an id, this is the newest run with the name."""
         places = [
             place
             for place, release in enumerate(self.releases)
@@ -51,10 +51,10 @@ class Recomputed(NamedTuple):
 
 @worked_out_anew()
 def recompute(releases: Sequence[Release]) -> Recomputed:
-    """Composes the releases on record with dp-accounting, from their events alone, without results kept on disk.
+    """Composes the releases on record with dp-accounting from their events alone; uses no results from disk.
 
     Guarantee: as in `tff_pdp.privacy.accounting.ledger.compose_parts`.
-    Assumes: as there, and that the releases are about the same records.
+    Assumes: as in `compose_parts`, and that the releases are about the same records.
     """
     known: dict[Any, Any] = {}
     why = why_without_bound(releases)
@@ -128,17 +128,17 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
 
 
 def export_versions(output: Path) -> Iterator[Path]:
-    """Yields the folders of all published versions of models exported from an experiment's folder."""
+    """Yields the folders of all published versions of models that were exported from an experiment's folder."""
     base_paths = sorted(path for path in (output / EXPORT_FOLDER).glob("*") if layout.is_plain_directory(path))
     for base_path in base_paths:
         yield from layout.published_versions(base_path).values()
 
 
 def check_models_are_used(folder: Path) -> None:
-    """Checks that the models of a finished run were evaluated and, where its experiment exports them, exported.
+    """Checks that the models of a finished run were evaluated and, if its experiment exports them, exported.
 
     Raises:
-      ConfigError: they were not, and never could be without key and states.
+      ConfigError: the models were not, and never could be once the run's key and states are destroyed.
       DataError: the settings that the run was started with are missing or damaged.
     """
     charges, output, name = read_charges(folder), folder.parent, folder.name

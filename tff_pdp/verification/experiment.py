@@ -1,4 +1,4 @@
-"""Checks everything in an experiment's folder, or in the folder of one run, in the order of dependence."""
+"""Checks everything in an experiment's folder, or in the folder of one run: each file after the files it depends on."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ CLIENTS = "clients"
 
 
 def verify(place: Path) -> Iterator[Finding]:
-    """Checks a folder: digests, chains, whether files belong together, and epsilons. Nothing is written.
+    """Checks a folder's digests, chains and epsilons, and whether its files belong together. Nothing is written.
 
     Raises:
       ConfigError: the folder is neither the output folder of an experiment, nor the folder of one of its runs.

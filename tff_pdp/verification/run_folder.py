@@ -1,4 +1,4 @@
-"""Checks the files of one run: digests, chains, and whether the files belong together."""
+"""Checks the files of one run: their digests and chains, and whether the files belong together."""
 
 import enum
 import json
@@ -29,10 +29,10 @@ from tff_pdp.training.run_folder import (
 class Status(enum.StrEnum):
     """The condition of a file or folder.
 
-    OK: as it was written. STOPPED: left unfinished by a process that was stopped; no spending is lost, and the next
-    command that writes there mends it. OLD: written by an earlier version, without a digest: read and counted, but
-    damage would not show. ABSENT: not here, so not checked; it need not be here. PROBLEM: damaged, missing, or in
-    contradiction to another file.
+    OK: unchanged since it was written. STOPPED: left unfinished by a process that was stopped; no spending is lost, and
+    the next command that writes in the folder mends it. OLD: written by an earlier version, without a digest: read and
+    counted, but damage would not show. ABSENT: not here, so not checked; it need not be here. PROBLEM: damaged,
+    missing, or in contradiction to another file.
     """
 
     OK = "ok"
@@ -43,12 +43,12 @@ class Status(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """The finding of one check.
+    """The result of one check.
 
     Attributes:
       path: path of the file or folder.
       status: condition of the file or folder.
-      text: the finding, in one line.
+      text: the result, in one line.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 
 def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Finding:
-    """Runs one check: `check` returns a text if all is well, or a status and a text, or raises for a problem."""
+    """Runs one check: `check` returns a text if all is well, or a status and a text; or raises the problem's error."""
     try:
         found = check()
     except (UserError, OSError) as error:
@@ -108,7 +108,7 @@ def journal_state(path: Path) -> tuple[Status, str]:
     """Checks the chain and the end of a journal.
 
     Raises:
-      DataError: a line is damaged or missing, or the head is.
+      DataError: a line or the head is damaged or missing.
     """
     content = journal.read(path)
     lines = f"lines, chained: {len(content.lines)}"
@@ -240,7 +240,7 @@ def _leftovers(folder: Path) -> Iterator[Finding]:
 
 
 def planned_rounds(folder: Path) -> int | None:
-    """Reads the planned number of a run's rounds; None if that cannot be read."""
+    """Reads the planned number of a run's rounds; None if the number cannot be read."""
     rounds = config_of(folder).get("training", {}).get("rounds")
     return rounds if isinstance(rounds, int) else None
 

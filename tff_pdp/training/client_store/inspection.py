@@ -1,4 +1,4 @@
-"""Checks a store of users' states without changing a byte: each table and index, each state, each number."""
+"""Checks every table, index, state and number of a store of users' states, without changing a byte."""
 
 import contextlib
 import shutil
@@ -18,12 +18,12 @@ class Inspected(NamedTuple):
 
     Attributes:
       num_clients: number of clients that the store is for.
-      round_number: the last round that counts.
+      round_number: the store's current round, as in `ClientStore.round_number`.
       oldest_round: the oldest round that `ClientStore.rewind` can return to.
-      num_states: number of states that are kept, of all rounds.
-      num_left: number of states that an interrupted round has left.
-      was_interrupted: whether an interrupted transaction is left, which the next `ClientStore.open` undoes.
-      is_old: whether the store, or a state, is of the format without places and rounds in checksums.
+      num_states: number of states that are kept, in all rounds together.
+      num_left: number of states that an interrupted round has left behind.
+      was_interrupted: whether a file has an interrupted transaction, which the next `ClientStore.open` undoes.
+      is_old: whether the store or a state has the old format, whose checksums do not cover places and rounds.
     """
 
     num_clients: int

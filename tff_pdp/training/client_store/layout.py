@@ -27,7 +27,8 @@ class _Leaf:
 class StateLayout:
     """The structure, shapes and dtypes that the states of all clients share.
 
-    A state is a nest: mappings with texts as keys, possibly nested or empty, of arrays of numbers or booleans.
+    A state is a nest: a mapping from texts to arrays of numbers or booleans, or to further mappings. Mappings may be
+    empty.
 
     Attributes:
       structure: the nest, with a description in place of each array.

@@ -1,12 +1,12 @@
 """Keeps one shard of a client store: every kept version of its clients' states, by place and round.
 
-A shard is one SQLite file. Its owner alone can read it, one process at a time uses it, and errors name it.
+A shard is one SQLite file. Only its owner can read it, only one process at a time can use it, and errors name it.
 
 The settings were measured with rounds of 500 states of 3 KB and of 100 KB. A rollback journal writes new pages once; a
 write-ahead log writes them twice, and needs shared memory or a lock of its own. Tables have a rowid, so that states are
 appended and only small indexes are written at random: without a rowid, reads and writes of 100 KB take three times as
-long. Pages of 4 KiB take 1.4 times as long to write there as those of 16 KiB, and 64 KiB 3 times as long to prune;
-states of 3 KB fill pages of 16 KiB best.
+long. At this size, pages of 4 KiB take 1.4 times as long to write as pages of 16 KiB, and pages of 64 KiB take 3 times
+as long to prune; states of 3 KB fill pages of 16 KiB best.
 
 SQLite notices some damage to a file's structure during a lookup, and no damage to the content. Each file is therefore
 checked in full when it is opened, and each state has a checksum that covers its client and its round.
@@ -138,14 +138,14 @@ DELETE FROM states WHERE rowid IN (
 
 
 class Shard(Database):
-    """An open shard. Its callers decide which rounds count.
+    """An open shard. Its callers keep track of which rounds are complete.
 
-    Each method that changes something does it in one transaction, and raises `DataError` where the file is damaged or
-    the disk is full.
+    Each method that changes something does it in one transaction, and raises `DataError` if the file is damaged or the
+    disk is full.
     """
 
     def read(self, places: Sequence[int], round_number: int) -> list[bytes | None]:
-        """Reads the newest state of each client up to a round; None if none was written.
+        """Reads each client's newest state up to a round; None for a client without such a state.
 
         Raises:
           DataError: a state is damaged.
@@ -170,7 +170,7 @@ class Shard(Database):
             connection.execute(_DELETE_AFTER, (round_number,))
 
     def prune(self, oldest_round: int) -> None:
-        """Removes states that are older than the client's newest state up to `oldest_round`."""
+        """Removes each client's states that are older than the newest of its states up to `oldest_round`."""
         with self.transaction() as connection:
             (pruned,) = connection.execute("SELECT round_number FROM pruned").fetchone()
             connection.execute(_DELETE_SUPERSEDED, (pruned, oldest_round))

@@ -15,7 +15,7 @@ from tff_pdp.training.client_store.store import ClientStore, Places
 
 
 class MemoryStore:
-    """States of many clients by their places, as in a `ClientStore`, but only in the memory of a process."""
+    """States of many clients by their places; a `ClientStore` keeps them on disk, this class only in memory."""
 
     def __init__(self, default: Any, num_clients: int):
         """Gives every client the same state, a nest of arrays."""
@@ -42,12 +42,12 @@ ClientStates = Sequence[Any] | ClientStore | MemoryStore
 
 
 def is_store(states: ClientStates) -> bool:
-    """Checks if states are kept in a store, from which a round takes those of its cohort."""
+    """Checks if states are kept in a store, from which a round reads its cohort's states."""
     return not isinstance(states, Sequence)
 
 
 def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]:
-    """Returns the states of some clients, in this order, as computations take them."""
+    """Returns the states of some clients, in this order, in the form that computations take."""
     if is_store(states):
         return from_columns(state_type, states.read(places), len(places))
     if np.array_equal(places, np.arange(len(states))):
@@ -57,7 +57,7 @@ def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]
 
 
 def replace_states(states: Any, round_number: int, places: Places, new: Sequence[Any]) -> ClientStates:
-    """Returns the states after a round, with those of some clients replaced."""
+    """Returns the states after a round, in which some clients' states are replaced."""
     if is_store(states):
         states.write(round_number, places, to_columns(new))
         return states
@@ -76,20 +76,20 @@ def close_states(states: ClientStates) -> None:
 
 
 def places_in_parts(num_clients: int, size: int) -> Iterator[np.ndarray]:
-    """Yields all places, some at a time."""
+    """Yields all places, at most `size` at a time."""
     for start in range(0, num_clients, size):
         yield np.arange(start, min(start + size, num_clients))
 
 
 def from_columns(member_type: Any, columns: Any, size: int) -> Sequence[Any]:
-    """Converts columns to the values of `size` clients; columns may have no tensor at all."""
+    """Converts columns to the values of `size` clients; the columns may be without any tensor."""
     if tf.nest.flatten(columns) and size:
         return ClientValues.from_columns(member_type, columns)
     return [columns] * size
 
 
 def to_columns(values: Sequence[Any]) -> Any:
-    """Converts clients' values to columns, as `from_columns` takes them."""
+    """Converts clients' values to columns; the inverse of `from_columns`."""
     if isinstance(values, ClientValues) and len(values.groups[0].leaves):
         return values.columns()
     return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)

@@ -1,10 +1,10 @@
 """Keeps the states of many clients on disk, for rounds in which only a small cohort takes part.
 
-SQLite keeps the states: a library with decades of use handles crashes, torn writes and free space. Each shard is a
-database (a client's shard is its place modulo the number of shards); one more database says which round counts. A round
-is first written to every shard, each in a transaction of its own, and counts as soon as the number in that one database
-has changed. One transaction over attached databases would do the same, but SQLite finds the parts of an interrupted
-transaction by absolute paths, so that atomicity is lost if the folder is moved.
+SQLite keeps the states, because decades of use have shown that it handles crashes, torn writes and free space. Each
+shard is a database (a client's shard is its place modulo the number of shards); one more database has the number of the
+current round. A round is first written to every shard, in one transaction per shard, and becomes current once that
+number has changed. One transaction over attached databases would do the same, but SQLite finds the parts of an
+interrupted transaction by absolute paths, so that atomicity is lost if the folder is moved.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Contents(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The last round that counts, and the oldest round that `rewind` can return to."""
+    """The store's current round, and the oldest round that `rewind` can return to."""
 
     round_number: int
     oldest_round: int
@@ -73,13 +73,13 @@ class ClientStore:
     A state is a nest of arrays, of the same structure, shapes and dtypes for all clients. States of several clients
     are passed as columns: the same nest, with a first axis of clients.
 
-    Guarantee: the states of a round are all there or none, whenever the process or the machine stops, and stay once
+    Guarantee: a round's states are stored all or none, whenever the process or the machine stops, and are safe once
     `write` has returned. Files are readable by their owner alone: states are computed from raw data.
     Assumes: a file system that locks files, and writes them to disk when asked to.
 
-    Time and memory grow with the number of clients that are asked for. Other clients cost only disk space, once they
-    are written, and lookups in a larger index. Methods may be called from any thread, and wait for calls of other
-    threads. While a store is open, nobody else can open it, not even to read. If a file or the disk fails, any method
+    Time and memory grow with the number of clients that are asked for. Other clients cost only disk space, after their
+    first write, and lookups in a larger index. Methods may be called from any thread, and wait for calls of other
+    threads. While a store is open, it cannot be opened again, not even to read. If a file or the disk fails, any method
     raises a `DataError` that names the file.
 
     Attributes:
@@ -88,7 +88,7 @@ class ClientStore:
     """
 
     def __init__(self, folder: Path, store: Database, contents: Contents, shards: Sequence[Shard]):
-        """Takes opened files; use `create` or `open`."""
+        """Wraps files that are open already. Call `create` or `open` instead."""
         self.folder = folder
         self.num_clients = contents.num_clients
         self._layout = StateLayout.from_json(contents.layout)
@@ -194,7 +194,7 @@ class ClientStore:
         """Writes some clients' new states of one round: all of them or, if this fails or is interrupted, none.
 
         Args:
-          round_number: number of the round, larger than the store's; rounds may be left out.
+          round_number: number of the round, larger than the store's; numbers may be skipped.
           places: places of the clients, each once.
           columns: a nest like a state, of arrays `[len(places), ...]` in the order of `places`.
 
@@ -219,7 +219,7 @@ class ClientStore:
             self._set_progress(progress._replace(round_number=round_number))
 
     def rewind(self, round_number: int) -> None:
-        """Returns to a round, and forgets all that was written after it; a round after the store's changes nothing.
+        """Returns to a round, and forgets all written after it; does nothing unless the store is past that round.
 
         Raises:
           DataError: versions of that round have been pruned.
@@ -237,7 +237,7 @@ class ClientStore:
                 self._delete_uncommitted()
 
     def prune(self, oldest_round: int) -> None:
-        """Deletes versions that `rewind` to this round or a later one does not need.
+        """Deletes versions of states that no `rewind` to this round or to a later one needs.
 
         The time grows with the amount written since the last call. Freed space is used again; files do not get smaller.
         """

@@ -37,14 +37,14 @@ _USER = "user"
 
 
 class OnRecord(NamedTuple):
-    """A release that may have been about the same records.
+    """A release that may have used the records whose cost is asked for.
 
     Attributes:
       release: spending of the release.
       folder: folder of the run, as text.
       records: name of the records' digests in the registry; empty without digests.
       record_set: declaration of the records by `data.record_set`.
-      is_here: whether the release is in the folder of the experiment that asks.
+      is_here: whether the release is in the folder of the experiment whose cost is asked for.
     """
 
     release: Release
@@ -63,7 +63,7 @@ class Own(NamedTuple):
       scopes: scope of each client in ledgers, in the order of the digests; all users share one scope.
       are_users: whether the clients are users; users of the same id are the same user in all folders.
       is_unit_in_several: whether the unit of protection may be in several records, as users and people of contact
-        graphs are. All records of a scope then count as being in every run that one of them is in.
+        graphs are. Then, if one record of a scope was in a run, all records of the scope count as in that run.
     """
 
     records: str
@@ -75,12 +75,12 @@ class Own(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """The cost of all runs on record to a scope.
+    """The cost to one scope of all runs on record.
 
     Attributes:
       epsilon: epsilon of everything together, at `delta`; infinite if no bound holds.
       delta: largest delta of the budgets, plus the deltas of releases for which only the budget holds.
-      runs: places, in the list of releases on record, of the releases that any of the records was in.
+      runs: positions, in the list of releases on record, of the releases that used any of the scope's records.
       why_no_bound: reason why no epsilon holds, as a clause; empty if one holds.
     """
 
@@ -91,13 +91,13 @@ class Composed:
 
     @property
     def releases(self) -> int:
-        """Number of releases on record."""
+        """Number of releases in `runs`."""
         return len(self.runs)
 
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
-        """Returns plain data for `json.dumps`: a claim, and an epsilon that is None where the claim is `none`.
+        """Returns plain data for `json.dumps`: a claim, and an epsilon that is None if the claim is `none`.
 
-        `claim` is the weakest claim of the releases that have one; `claim_reason` says why it is no stronger.
+        `claim` is the weakest claim of the releases that have one; `claim_reason` says why the claim is no stronger.
         """
         if self.why_no_bound:
             claim, claim_reason = "none", self.why_no_bound
@@ -128,20 +128,20 @@ class AllRuns:
 
     @property
     def worst(self) -> Composed:
-        """The cost to the scope that paid most, with the largest delta and the runs of all scopes."""
+        """The cost to the scope with the largest cost, but with the largest delta and the runs of all scopes."""
         return _worst(self.by_scope.values())
 
     @property
     def runs(self) -> int:
-        """Number of releases that any of the records was in."""
+        """Number of releases that used any of the records."""
         return self.worst.releases
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
-    """Finds all releases: of runs in an experiment's folder, of runs that these replaced, and in the registry.
+    """Finds all releases: those of an experiment's runs, those of runs replaced in its folder, those in the registry.
 
-    Guarantee: each release is there once, with at least what it has spent: a folder that was moved, deleted or restored
-      from an older copy still counts with what the registry knows of it.
+    Guarantee: the result has each release once, with at least what it has spent: a folder that was moved, deleted or
+      restored from an older copy still counts with what the registry knows of it.
 
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
@@ -202,13 +202,13 @@ def _stated_in_folder(entry: Entry) -> list[Release]:
 
 
 def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
-    """Composes the cost of releases to clients, counting those that were about any of the clients' records.
+    """Composes the cost to clients of all releases that used any of the clients' records.
 
-    Guarantee: for each scope, everything in these releases is jointly (epsilon, delta)-DP for a record of the scope
-      that is in one client of each data set, or has the same digest in several.
+    Guarantee: for each scope, these releases together are (epsilon, delta)-DP for each record of the scope that is in
+      one client of each data set, or has the same digest in several clients.
     Assumes: as in `compose_parts`; `registry.matching.match` finds the records that are the same. In one folder,
-      clients of the same name are the same client. A release without digests is about the records of the clients whose
-      names it has.
+      clients with the same name are the same client. A release without digests used the records of the clients that it
+      names.
 
     Args:
       registry: registry that has the digests.

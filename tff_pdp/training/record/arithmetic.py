@@ -1,7 +1,7 @@
-"""Records what the bits of a round depend on besides the run: a round repeated under other conditions has other bits.
+"""Records the conditions that a round's bits depend on besides the run; under other conditions, its bits may differ.
 
-Two releases with the same noise, but other rounding of the values below it, would reveal what the noise hides. So
-rounds are repeated with the same draws only if all these conditions are unchanged.
+Two releases that add the same noise to the same sums, but round the sums differently, would reveal what the noise
+hides. So rounds are repeated with the same draws only if all these conditions are unchanged.
 """
 
 import hashlib
@@ -31,12 +31,12 @@ _PROCESSOR = Path("/proc/cpuinfo")
 def arithmetic_of(
     engine: str, device: str, *, is_deterministic: bool, generator: Generator = "philox"
 ) -> dict[str, str | int]:
-    """Returns what decides how sums are rounded here, as plain data.
+    """Returns the conditions that decide how sums are rounded on this machine, as plain data.
 
     Args:
       engine: name of the engine.
       device: the engine's device.
-      is_deterministic: whether the device repeats its own sums to the bit; if not, the result never equals another.
+      is_deterministic: whether the device repeats its own sums to the bit; if not, the result equals no other result.
       generator: generator of random bits in computations.
     """
     # Imported only where rounds are run: readers of records do not need it.
@@ -60,7 +60,7 @@ def arithmetic_of(
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arithmetic of a run of the first version, which ran other code: without the digest of the sources.
+    """Returns the arithmetic for a run of the first version, whose code differed: without the sources' digest.
 
     >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}

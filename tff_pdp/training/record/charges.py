@@ -2,11 +2,11 @@
 
 A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
 
-opened: identity of the run, with the reason if nothing is claimed of it.
+opened: identity of the run, with the reason if no privacy is claimed for it.
 reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
 chosen: the engine's choice of how to compute clients from now on; other choices round differently.
-redrawn: rounds from `first_round` on are drawn anew, with other noise; all on record still counts.
-closed: the last round was run; with the ledger after it.
+redrawn: rounds from `first_round` on are drawn anew, with other noise; all earlier charges still count.
+closed: the last round was run; has the ledger after that round.
 sealed: the run's key and states are destroyed, or about to be; the last line.
 """
 
@@ -32,7 +32,7 @@ class RunIdentity:
 
     Attributes:
       method: name of the method.
-      non_private: reason why no epsilon is claimed of this run, whatever its ledger says; None if one is claimed.
+      non_private: reason why no epsilon is claimed for this run, whatever its ledger says; None if one is claimed.
       key_fingerprint: fingerprint of the run key, which reveals nothing of the key.
       config_hash: digest of the settings and data of the run, under its key.
       earlier_head: head of the record of earlier releases when the run began.
@@ -64,22 +64,22 @@ class Attempt:
     arithmetic: Mapping[int, Mapping[str, Any]]
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Checks if rounds after `round_number`, as far as they may have been run, would have the same bits again."""
+        """Checks if all rounds after `round_number` that may have been run would have the same bits if run again."""
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
 
 @dataclasses.dataclass(frozen=True)
 class Charges:
-    """The charges on record of a run.
+    """A run's charges, as its record has them.
 
     Attributes:
       identity: identity of the run.
       ledger: the most that the run has spent; None without privacy.
       through_round: the last round that may have been run; 0 if nothing has been released.
-      is_closed: whether the run was run to its end, so that `ledger` is the one after the last round.
+      is_closed: whether the run has ended, so that `ledger` is the ledger after the last round.
       is_sealed: whether the run's key and states are destroyed, or about to be.
-      attempt: the newest attempt; rounds may have had to be drawn anew, with other noise.
+      attempt: the newest attempt; a further attempt begins if rounds must be drawn anew, with other noise.
       choices: the engine's choices of how to compute clients, by computation.
       chains: chains of all lines.
     """
@@ -130,7 +130,7 @@ def run_id_of(folder: Path) -> str | None:
 class ChargesWriter:
     """The open record of a run; a context manager.
 
-    Guarantee: when `reserve` returns, the reservation outlasts a power cut. Rounds are run only after that.
+    Guarantee: when `reserve` returns, the reservation outlasts a power cut. Rounds are run only after `reserve`.
 
     Ledgers are None without privacy.
 
@@ -140,7 +140,7 @@ class ChargesWriter:
     """
 
     def __init__(self, folder: Path):
-        """Opens the record of the run in a folder, to begin it or to go on.
+        """Opens the record of the run in a folder, to begin or to continue the record.
 
         Raises:
           DataError: a line is damaged or missing.
@@ -189,7 +189,7 @@ class ChargesWriter:
         self._append("chosen", self.begun.ledger, choices=dict(choices))
 
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
-        """Begins another attempt: rounds from `first_round` on are run with other noise; all on record still counts.
+        """Begins another attempt: rounds from `first_round` on are run with other noise; earlier charges still count.
 
         `ledger` is the ledger on record plus the cost of the attempt itself.
 

@@ -1,6 +1,6 @@
 """Reads and writes the files of a checkpoint without its arrays: round, ledger and key, each checked by its digest.
 
-`tff_pdp.training.checkpoint` writes and reads the whole; this module needs no TensorFlow.
+`tff_pdp.training.checkpoint` writes and reads whole checkpoints; this module needs no TensorFlow.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Surroundings:
     Attributes:
       charges_head: head of the run's charges.
       earlier_head: head of the record of earlier releases.
-      files: beginnings of files, by path from the run's folder.
+      files: for each file, by its path in the run's folder, a description of the content that it must still begin with.
     """
 
     charges_head: str = GENESIS
@@ -75,13 +75,13 @@ def complete(folder: Path) -> list[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Removes leftovers of a process that was killed while it wrote or removed a checkpoint."""
+    """Removes files left by a process that was killed while it wrote or removed a checkpoint."""
     for leftover in folder.glob(".round_*"):
         remove_tree(leftover)
 
 
 def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping[str, Any]) -> None:
-    """Writes all but the arrays, which are there already; arguments as in `StoredCheckpoint`."""
+    """Writes all files but the arrays, which `staging` has already; arguments are members of `StoredCheckpoint`."""
     key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
     (staging / KEY_FILE).touch(mode=0o600)
     (staging / KEY_FILE).write_text(json.dumps(key))
@@ -134,7 +134,7 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
 
 
 def seal(folder: Path, surroundings: Surroundings) -> None:
-    """Turns a checkpoint into one without key and arrays, in one move; the caller destroys the files themselves.
+    """Replaces a checkpoint by one without key and arrays, in one move; the caller destroys the replaced files.
 
     `surroundings` has the head of the charges after the run was sealed. Errors are as in `read_files`.
     """
@@ -155,7 +155,7 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
 
 
 def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
-    """Reads the newest of a folder's checkpoints, as `read_files` does, or returns None if there is none."""
+    """Reads the newest checkpoint in a folder, as `read_files` does, or returns None if there is none."""
     found = complete(folder)
     return read_files(found[-1], with_arrays=with_arrays) if found else None
 

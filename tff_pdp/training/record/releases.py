@@ -1,4 +1,4 @@
-"""Collects all spending on an experiment's records: by its runs, by replaced runs, by fits of new clients.
+"""Collects all spending on an experiment's records: that of its runs, of replaced runs, and of fits of new clients.
 
 A run's own charges have the most that it has spent. Replaced runs and fits are entered into a journal in the
 experiment's folder, the record of earlier releases. Runs and records of the first version are read as they are.
@@ -46,7 +46,7 @@ class Release(NamedTuple):
       rounds: number of rounds that the ledger covers.
       run_id: id of the run; empty for fits, and for runs from before runs had ids.
       head: chain of the last line of the run's own record; empty if unknown.
-      chains: chains of all lines of that record, in which the run's copies differ; empty if unknown.
+      chains: chains of all lines of the run's own record, which tell its copies apart; empty if unknown.
     """
 
     ledger: Ledger | None
@@ -59,7 +59,7 @@ class Release(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Numbers of rounds and of events released; neither ever gets smaller in a run."""
+        """The number of rounds and the number of released events; neither ever gets smaller in a run."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
 
@@ -107,19 +107,19 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 
 
 def earlier_head(output: Path) -> str:
-    """Reads the head of the record of earlier releases, which runs keep, so that a loss of the record is noticed."""
+    """Reads the head of the record of earlier releases; runs store it, so that a loss of the record is noticed."""
     path = output / EARLIER
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
 
 def all_releases(output: Path) -> list[Release]:
-    """Reads the most that was spent by every run in an experiment's folder, replaced runs and fits included.
+    """Reads the most that each run in an experiment's folder has spent, and each replaced run and each fit.
 
-    Each run is there once, by its most complete record. Copies of one run that went on in different ways are there
-    separately, because each copy has released something.
+    The result has each run once, by its most complete record. It has copies of one run separately if they went on in
+    different ways, because each copy has then released something.
 
     Raises:
-      DataError: the record of earlier releases, or that of a run, cannot be read.
+      DataError: the record of earlier releases, or a run's record, cannot be read.
     """
     parts = (CHARGES_FILE, CHECKPOINTS, SEARCH)
     folders = sorted({path.parent for part in parts for path in output.glob(f"*/{part}")})
@@ -128,7 +128,7 @@ def all_releases(output: Path) -> list[Release]:
 
 
 def without_beginnings(records: Sequence[Release]) -> list[Release]:
-    """Leaves out records that another record of the same run contains in full: copies, and older records."""
+    """Returns the records without copies and older states, which another record of the same run contains in full."""
     kept: list[Release] = []
     for found in records:
         others = [other for other in kept if found.run_id and other.run_id == found.run_id]
@@ -231,14 +231,14 @@ def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
 
 
 def first_version_reason(stored: StoredCheckpoint) -> str | None:
-    """Returns the reason, if its checkpoint has one, why nothing is claimed of a run of the first version."""
+    """Returns why no privacy is claimed for a run of the first version; None if its checkpoint gives no reason."""
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """Returns a checkpoint as `check_record` compares it: with 0 rounds for a search, which counts runs of silos."""
+    """Returns a checkpoint for `check_record`: with 0 rounds if it is a search's, which counts silos' runs instead."""
     return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 

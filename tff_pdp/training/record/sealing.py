@@ -1,11 +1,11 @@
-"""Seals a run: its key and its states are destroyed, its ledger and its results stay.
+"""Seals a run: destroys its key and its states, and keeps its ledger and its results.
 
 Anyone who has a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
 all, and server states hold the seeds of the noise. A run that is done and exported does not need any of these.
 
 The order of the steps makes a kill at any point harmless. The charges say `sealed` first, so that no command goes on
-with the run; then the newest checkpoint becomes one without key and arrays; then files are destroyed. Sealing again
-completes what was begun.
+with the run; then the newest checkpoint is replaced by one without key and arrays; then files are destroyed. Sealing
+again completes an interrupted sealing.
 """
 
 import dataclasses
@@ -34,11 +34,11 @@ from tff_pdp.training.record.releases import (
 
 
 class Sealed(NamedTuple):
-    """Counts of a sealing.
+    """Number and size of the files that a sealing destroyed.
 
     Attributes:
       folder: folder of the run.
-      num_files: number of files destroyed now; 0 if all were destroyed before.
+      num_files: number of files that this sealing destroyed; 0 if all had been destroyed before.
       num_bytes: size of these files together.
     """
 
@@ -48,7 +48,7 @@ class Sealed(NamedTuple):
 
 
 def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
-    """Makes all checks that `seal_run` makes before it changes anything; arguments and errors as in `seal_run`.
+    """Makes the checks that `seal_run` begins with, and changes nothing; arguments and errors as in `seal_run`.
 
     Returns:
       Whether the run has been run to its end.
@@ -83,7 +83,7 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
     Args:
       folder: folder of the run.
-      planned_rounds: planned number of rounds, for runs of the first version, whose record does not say if they ended.
+      planned_rounds: planned number of rounds, for runs of the first version, whose records do not say if they ended.
       is_unfinished_too: whether to seal a run that has not been run to its end, which then can never be finished.
 
     Raises:
@@ -106,7 +106,7 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
 
 def unsealed_files(folder: Path) -> Iterator[Path]:
-    """Yields files of a run that hold its key, seeds or states, files of killed commands included.
+    """Yields the files of a run that hold its key, seeds or states, including files that killed commands left.
 
     A sealed run has no such files, unless a kill interrupted the sealing.
     """

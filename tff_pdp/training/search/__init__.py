@@ -1,5 +1,5 @@
-"""A private search for hyper-parameters.
+"""Searches hyper-parameters privately.
 
 runs: the pivot run, repetitions, the state of a search
-tune: charge, pivot, repeat, select; what it costs
+tune: the whole search, in order: charge, pivot run, repetitions, selection; and its cost
 """

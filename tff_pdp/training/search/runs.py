@@ -4,7 +4,8 @@ In a deployment the repetitions run inside each silo. The simulation computes th
 every silo draws its own number of repetitions and its own candidates, and what a repetition would send to the server is
 discarded.
 
-`SearchState` is the progress of a search. It holds what a silo would keep for itself, and is saved like a checkpoint.
+`SearchState` is the progress of a search. It holds values that a silo would keep for itself, and is saved like a
+checkpoint.
 """
 
 import collections
@@ -33,7 +34,7 @@ class Pivot(NamedTuple):
     """The results of the pivot run; each silo knows its own client state and the server's messages.
 
     Attributes:
-      server_states: server states before the first round and after each round; the server's messages follow from these.
+      server_states: server states before the first round and after each round, from which the server's messages follow.
       client_states: state of every silo, in the order of the client dataset.
     """
 
@@ -42,7 +43,7 @@ class Pivot(NamedTuple):
 
 
 def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int]:
-    """Draws each silo's number of runs: a secret that depends on the run key alone, not on data."""
+    """Draws each silo's number of runs, which is secret and depends on the run key alone, not on data."""
     return [
         search.draw_number_of_runs(run_key.generator("number of runs", client_id))
         for client_id in method.clients.client_ids
@@ -50,14 +51,14 @@ def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int
 
 
 def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> Mapping[str, float]:
-    """Draws the candidate of one silo in one run: values by name of the hyper-parameter."""
+    """Draws the candidate of one silo in one run: a value for each hyper-parameter, by name."""
     return search.draw_candidate(run, run_key.generator("hyperparameters", client_id, run))
 
 
 def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientValues, rounds: Iterable[int]) -> Pivot:
-    """Trains with the method's own hyper-parameters; a method that releases nothing needs no training. Needs an engine.
+    """Trains with the method's own hyper-parameters, unless the method releases nothing. Needs an engine.
 
-    A pivot run that was made before is made again: with the same key, it releases nothing new. `first` is the state
+    If a search is resumed, the pivot run is repeated: with the same key, it releases nothing new. `first` is the state
     before the first round, whose ledger has been charged already; `rounds` are round numbers in order, from 1; other
     arguments are as in `repeat`.
     """
@@ -138,7 +139,7 @@ def noisy_scores(
 
 
 def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> np.ndarray:
-    """Scores a model on each example, higher is better: float64 `[n]`; exact, not private.
+    """Returns a model's exact score for each example, float64 `[n]`: higher is better. Not private.
 
     Guarantee: the absolute value of each score is at most `bound`, for any example and any weights.
     Assumes: the model's output for an example does not depend on other examples.
@@ -183,7 +184,7 @@ class SearchState:
     Attributes:
       first: the state before the first round, with the key, and with a ledger that has been charged for the search.
       best: best run of each silo, in the order of `first.client_ids`.
-      runs_done: number of finished runs; silos that make fewer runs have finished all of theirs.
+      runs_done: number of runs that each silo has finished; silos that make fewer runs have finished all their runs.
     """
 
     first: Checkpoint
@@ -215,7 +216,7 @@ def save(folder: Path, state: SearchState) -> None:
 def load(folder: Path, first: Checkpoint) -> SearchState | None:
     """Reads the newest state in a folder of checkpoints, or returns None if there is none.
 
-    `first` is a state before the first round; the search's own key and ledger replace those of `first`.
+    `first` is a state before the first round, whose key and ledger are replaced by the search's own.
 
     Raises:
       DataError: the state cannot be read.

@@ -58,8 +58,8 @@ class SearchCosts:
     Attributes:
       total: epsilon of everything on record: the statistics released before training, the pivot run and the search.
       untuned: epsilon of one training with hyper-parameters chosen in advance; None if numbers of examples are noised:
-        the noise then follows from the noised numbers, and only the budget holds, which is then `total`.
-      fixed_grid: epsilon of a search that tries every candidate once; None as for `untuned`.
+        the noise then depends on the noised numbers, and the only bound is the budget, which `total` then is.
+      fixed_grid: epsilon of a search that tries every candidate once; None if `untuned` is None.
     """
 
     total: float
@@ -68,7 +68,7 @@ class SearchCosts:
 
 
 def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
-    """Computes each silo's cost of a plan's search, by client id; `ledger` is the one after `plan.charge_search`."""
+    """Computes the costs of a plan's search to each silo, by client id, from the ledger after `plan.charge_search`."""
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
@@ -100,8 +100,8 @@ class TunedMethod:
       method: the method.
       search: the method's search.
       state: final state of the method, with the client states that silos selected.
-      selected: by client id, `hparams` by name, and `noisy_score`, None if the silo made no run.
-      costs: costs of each silo, by client id; empty if nothing is claimed.
+      selected: for each client id, `hparams` (values by name) and `noisy_score` (None if the silo made no run).
+      costs: costs of each silo, by client id; empty if no privacy is claimed.
       claim: claim for the selected models.
       claim_reason: reason why the claim is no stronger.
     """
