@@ -4,7 +4,8 @@ A journal is two files. `NAME.jsonl` holds one JSON object a line, with its `cha
 chain and the line's own content. `NAME.head` holds the chain of the last line, so that a cut-off end is noticed as
 well. A line is flushed before the head; when `append` returns, both survive a power cut.
 
-A process that dies within `append` may leave a line beyond the head, whole or torn. For a torn line, `append` never
+A process that dies within `append` may leave a last line, whole or torn, that the head does not cover. For a torn line,
+`append` never
 returned: readers skip the line, and the next writer cuts it off.
 """
 

@@ -117,7 +117,7 @@ def check_source(
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, DataError: as in the source.
+      ConfigError, DataError: the source raises it.
     """
     first, second = (_prepared(kind, settings, folder / name) for name in ("first", "second"))
     manifest = first.manifest
@@ -162,7 +162,7 @@ def check_plan(
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, BudgetError: as in the plan.
+      ConfigError, BudgetError: the plan raises it.
     """
     training = training or PlannedTraining(
         _SIZES, dict.fromkeys(_SIZES, 2), rounds=6, num_parameters=100, num_released=100

@@ -55,7 +55,7 @@ class LoadedProgram:
         return fingerprint(self.program)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
-        """Divides the arguments of a call into leaves at the server and values of clients, by name.
+        """Divides the arguments of a call, by name, into leaves at the server and values of clients.
 
         Raises:
           TypeError: an argument has another type.
