@@ -5,8 +5,7 @@ chain and the line's own content. `NAME.head` holds the chain of the last line, 
 well. A line is flushed before the head; when `append` returns, both survive a power cut.
 
 A process that dies within `append` may leave a last line, whole or torn, that the head does not cover. For a torn line,
-`append` never
-returned: readers skip the line, and the next writer cuts it off.
+`append` never returned: readers skip the line, and the next writer cuts it off.
 """
 
 import contextlib
