@@ -1,25 +1,25 @@
 """tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
 
-The library, in the order in which data flow (`serving.server` serves what is exported, `serving.client` asks it):
+The functions of the library, in order of use (`serving.server` serves an export, `serving.client` queries the server):
 
     config = tff_pdp.load_experiment("my.yaml", {"training.rounds": 50})
     tff_pdp.prepare(config)             raw data to a client dataset
-    tff_pdp.train(config, "mr_mtl")     a personal model for each client, and a ledger of what was spent
-    tff_pdp.tune(config, "mr_mtl")      in place of `train`: a private search for hyper-parameters first
-    tff_pdp.evaluate(config)            test metrics; report.html and summary.json
+    tff_pdp.train(config, "mr_mtl")     a personal model for each client, and a ledger of the budget spent
+    tff_pdp.tune(config, "mr_mtl")      in place of `train`: with a private search for hyper-parameters
+    tff_pdp.evaluate(config)            test metrics, in report.html and summary.json
     tff_pdp.export(config)              all personal models as one SavedModel
     tff_pdp.personalize(config, examples, options=tff_pdp.FitOptions(steps=50))    clients added to the export
-    tff_pdp.verify(Path(config.output))    checks that all on disk is as it was written; computes epsilon
+    tff_pdp.verify(Path(config.output))    checks that no file has changed since it was written; computes epsilon
 
-Each name of `__all__` is imported when it is first asked for: `import tff_pdp` imports no TensorFlow. Errors
-that a caller can mend are raised as `UserError`.
+Each name of `__all__` is imported when it is first used: `import tff_pdp` alone does not import TensorFlow. Errors that
+a caller can mend are raised as `UserError`.
 
 errors: the exceptions that users read
-files: writing files that are whole or absent
+files: functions that write files, each of which is then whole or absent
 digests: digests of files, and JSON with a digest of itself
-lock: one writer for each folder
-journal: lines on disk, each chained to all before it
-settings: YAML into typed values; errors that name the key
+lock: a lock that gives a folder one writer at a time
+journal: lines in a file, each chained to all lines before it
+settings: conversion of YAML to typed values, with errors that name the key
 kinds: the class or function that a section's `kind` names, and its settings
 command_line: commands made of settings classes: options, help, exit status
 _tff: the names of TFF that tff_pdp uses
@@ -27,12 +27,12 @@ data: a client dataset on disk
 models: pure functions over named weights
 algorithms: the methods and their parts
 privacy: accounting, mechanisms, plans
-processes: algorithm + model + plan to TFF computations
+processes: TFF computations, made from algorithm, model and privacy plan
 engines: how a TFF computation is executed
 reports: `report.html` and `summary.json`
-registry: all runs on the same records, over all folders
+registry: all runs on this computer, with the records that they use
 experiment: from a file of settings to a method ready to run
-training: rounds; each charges the ledger, trains, and saves a checkpoint
+training: rounds, each of which charges the ledger, trains, and saves a checkpoint
 personal_models: from a trained method to served models
 verification: off-line checks of what lies on disk
 reproduce: published experiments, compared with the published figures

@@ -1,4 +1,4 @@
-"""Imports TensorFlow Federated quietly, checks its version, and gives stable names to what tff_pdp uses.
+"""Imports TensorFlow Federated quietly, checks its version, and gives stable names to the symbols that tff_pdp uses.
 
 TFF moves its public symbols between releases. All other modules import these from here, so a new release
 changes this file alone. Importing this module also removes the execution context that TFF installs at import:
@@ -21,7 +21,7 @@ _INSTALL = f"run pip install --no-deps -r {pathlib.Path(__file__).with_name('req
 
 
 def check_versions(python: tuple[int, int], federated: str | None) -> None:
-    """Refuses a Python (major and minor version) or a TFF (None: not installed) that this package was not built for.
+    """Refuses a version of Python (major, minor) or of TFF (None if not installed) that this package does not support.
 
     Raises:
         EngineError: a version is not supported; the message has the version found and the version required.

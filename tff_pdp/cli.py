@@ -1,6 +1,6 @@
 """The command `tff-pdp`: names every command, and the class that runs it.
 
-No class imports anything heavy: TensorFlow and TFF take many seconds, and `--help` should not.
+No module of these classes imports anything slow: TensorFlow and TFF take many seconds, and `--help` should not.
 """
 
 import functools

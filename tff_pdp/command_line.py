@@ -1,4 +1,4 @@
-"""Builds commands from settings classes: options, help, one line for an error, results as text or JSON, exit status.
+"""Builds commands from settings classes: options and help, one-line errors, results as text or JSON, exit status.
 
 Fields of a `Command` are its options, with types, ranges and defaults; its docstring is its help. `argparse` parses.
 """
@@ -30,11 +30,11 @@ _Section = types.StructType | types.DataclassType
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Says how a field is written if its type does not say enough, as in `Annotated[str, Option("ID")]`.
+    """Describes a field's option where the field's type is not enough, as in `Annotated[str, Option("ID")]`.
 
     Attributes:
       metavar: placeholder for the value in help.
-      each: for a tuple: whether every value needs the option's name before it, because other words may follow.
+      each: whether every value of a tuple needs the option's name before it, because other words may follow.
       choices: `module:name` of the allowed values, imported only when the command is named.
     """
 
@@ -116,10 +116,10 @@ class Table:
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments (by default the process's) name, and prints the command's result.
+    """Runs the command that the arguments (by default the process's arguments) name, and prints its result.
 
-    Returns the command's exit status: 2 for a problem that the user can solve, told in one line on standard error; 130
-    if the user stopped the command.
+    Returns the command's exit status: 2 for a problem that the user can solve, described in one line on standard error;
+    130 if the user stopped the command.
 
     Raises:
       SystemExit: with status 0, for `--help` and `--version`.

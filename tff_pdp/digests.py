@@ -34,7 +34,7 @@ class Prefix(NamedTuple):
 
 
 def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
-    """Returns the size and digest of a file's first bytes, by default all; a missing file counts as empty."""
+    """Returns the size and digest of a file's first bytes (by default, all); a missing file is treated as empty."""
     digest, left = hashlib.sha256(), num_bytes
     if not path.is_file():
         return Prefix(0, digest.hexdigest())
@@ -48,7 +48,7 @@ def prefix_of(path: Path, num_bytes: int | None = None) -> Prefix:
 
 
 def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content with a digest of itself, which replaces any digest that the content has."""
+    """Returns the content with an added digest of itself; an earlier digest is replaced."""
     bare = {key: value for key, value in content.items() if key != _DIGEST}
     return {**bare, _DIGEST: _digest(bare)}
 
@@ -59,7 +59,7 @@ def as_text(content: Mapping[str, Any]) -> str:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes plain data as JSON with a digest; when this returns, the file outlasts a power cut."""
+    """Writes plain data as JSON with a digest; once the call returns, the file survives a power cut."""
     write_atomically(path, [as_text(content).encode()])
 
 
@@ -68,7 +68,7 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
 
     Args:
       path: the file.
-      undigested: each `format_version` of files without a digest; None for files that have no version either.
+      undigested: values of `format_version` whose files have no digest; None for files that have no version either.
 
     Raises:
       DataError: the file is missing or damaged.

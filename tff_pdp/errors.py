@@ -32,10 +32,10 @@ class ServingError(UserError):
 
 
 def sentence_for_user(error: UserError | OSError) -> str | None:
-    """Describes in one line an error that a user can mend: a `UserError`, or what a disk refused, and for which file.
+    """Describes in one line an error that a user can mend: a `UserError`, or a disk's failure, with the file's name.
 
     Returns:
-      The line; None for other errors of the system, whose traceback shows a fault of the program.
+      The line; None for other system errors, which are faults of the program and need a traceback.
     """
     if isinstance(error, UserError):
         return str(error)

@@ -1,6 +1,6 @@
 """Writes files that are whole or absent, even if two processes write at once.
 
-A file is replaced in one move. Content that must outlast a power cut is flushed to disk before.
+A file is replaced in one move. Content that must survive a power cut is flushed to disk before the move.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def is_attempt(path: Path) -> bool:
-    """Checks if a file is an unfinished one that a killed writer left."""
+    """Checks if a file is one that a killed writer left unfinished."""
     return bool(_ATTEMPT.search(path.name))
 
 
 def remove_attempts(folder: Path, name: str = "") -> None:
-    """Removes unfinished files that killed writers left in a folder, or of one file; nobody else may be writing."""
+    """Removes files that killed writers left unfinished, all or those of one name; no other process may be writing."""
     for path in folder.glob(f"{glob.escape(name)}*"):
         if is_attempt(path):
             path.unlink()
@@ -68,7 +68,7 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Makes errors of the system name a file: errors of writing and flushing, as on a full disk, name none."""
+    """Adds a file's name to system errors: errors of writing and flushing, such as on a full disk, have none."""
     try:
         yield
     except OSError as error:
@@ -78,9 +78,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder and all in it. A process that is killed leaves the folder whole, or moved to another name.
+    """Removes a folder and all in it. If the process is killed meanwhile, the folder is whole or has another name.
 
-    What an earlier call left under that other name is removed as well. If the folder is a link, only the link is
+    Leftovers of earlier calls under that other name are removed, too. If the folder is a link, only the link is
     removed: the folder that it leads to stays.
     """
     moved = folder.with_name(f".{folder.name}.removed")
@@ -121,7 +121,7 @@ def overwrite_and_remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes one file or folder to disk, so that a power cut cannot leave what was published half-written."""
+    """Flushes one file or folder to disk, so that a power cut cannot leave published content half-written."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -131,7 +131,7 @@ def sync(path: Path) -> None:
 
 
 def read_at(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """Reads `nbytes` bytes at an offset of an open file; fewer only if the file ends before."""
+    """Reads `nbytes` bytes at an offset of an open file; fewer only if the file ends earlier."""
     content = os.pread(descriptor, nbytes, offset)
     # The system returns at most 2 GiB at a time.
     while len(content) < nbytes:

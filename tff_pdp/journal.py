@@ -1,11 +1,11 @@
 """Keeps lines on disk, each chained to all lines before it, so that a damaged or missing line is noticed.
 
-A journal is two files. `NAME.jsonl` holds one JSON object a line, with `chain`: SHA-256 of the chain of the line
-before and the line's own content. `NAME.head` holds the chain of the last line, so that a cut-off end shows as well. A
-line is flushed first and the head after it; `append` returns once both outlast a power cut.
+A journal is two files. `NAME.jsonl` holds one JSON object a line, with its `chain`: the SHA-256 of the previous line's
+chain and the line's own content. `NAME.head` holds the chain of the last line, so that a cut-off end is noticed as
+well. A line is flushed before the head; when `append` returns, both survive a power cut.
 
-A process that dies within `append` may leave a line beyond the head, whole or torn. For a torn line, `append` never
-returned: readers skip the line, and the next writer cuts it off.
+A process that dies within `append` may leave a last line, whole or torn, that the head does not cover. For a torn line,
+`append` never returned: readers skip the line, and the next writer cuts it off.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class Content(NamedTuple):
         return self.chains[-1] if self.chains else GENESIS
 
     def has_been_at(self, head: str) -> bool:
-        """Checks if the journal once ended with this chain; false for another journal, or one that has lost lines."""
+        """Checks if the journal once ended with this chain; false for another journal, or one with missing lines."""
         return head == GENESIS or head in self.chains
 
 
@@ -66,7 +66,7 @@ def read(path: Path) -> Content:
     """Reads a journal; a journal without files is empty.
 
     Raises:
-      DataError: a line is damaged or missing, or the head is.
+      DataError: a line or the head is damaged or missing.
     """
     # First: a writer that is at work adds the line before the head.
     head = _read_head(path)
@@ -146,10 +146,10 @@ class Journal:
         return self._content
 
     def append(self, line: Mapping[str, Any]) -> str:
-        """Adds a line (plain data without a key `chain`) and returns the new head; the line then outlasts a power cut.
+        """Adds a line (plain data without a key `chain`) and returns the new head; the line then survives a power cut.
 
         Raises:
-          OSError: the line could not be written, such as on a full disk. The journal is as before, or has the line.
+          OSError: the line could not be written, as on a full disk. The journal is then unchanged, or has the line.
         """
         before = self._content
         chain = _chain(before.head, line)

@@ -19,11 +19,11 @@ T = TypeVar("T")
 
 
 class Kinds(Generic[T]):
-    """Finds the class or function that a section's `kind` names: ours, an installed package's, or `module:name`.
+    """Finds the class or function that a section's `kind` names: ours, an installed package's, or any by `module:name`.
 
     Args:
       key: dotted key of the kind, for error messages.
-      own: our own kinds: `module:name` by kind, imported only when asked for.
+      own: `module:name` of each kind of this package, imported only when the kind is used.
       group: group of entry points in which installed packages name their kinds.
     """
 
@@ -49,7 +49,7 @@ class Kinds(Generic[T]):
         return typing.cast(T, found)
 
     def origin(self, kind: str) -> str | None:
-        """Returns the origin of a kind: module, version and hash of the module's file; None for our own.
+        """Returns the origin of a kind: module, version and hash of the module's file; None if in this package.
 
         Raises ConfigError, as in `find`.
         """
@@ -102,7 +102,7 @@ _ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")
 def meanings(owner: Any) -> dict[str, str]:
     """Returns descriptions of fields, by field, from the docstring of a class (and its bases) or of a function.
 
-    The descriptions stand in the section `Attributes:` or `Args:`.
+    The descriptions are in the section `Attributes:` or `Args:`.
     """
     found: dict[str, str] = {}
     for one in reversed(inspect.getmro(owner)) if inspect.isclass(owner) else [owner]:

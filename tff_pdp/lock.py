@@ -16,9 +16,9 @@ from tff_pdp.errors import DataError
 def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Keeps all other processes from writing to a folder, until the block or this process ends.
 
-    The lock is a file beside the folder, so that the folder may be replaced as a whole. The file is never removed:
-    otherwise two processes could lock two files of one name. For a link, two files are locked: one beside the folder
-    that the link leads to, against writers under another name, and one beside the link, which a folder may replace.
+    The lock is a file beside the folder, so that the folder may be replaced. The file is never removed: otherwise two
+    processes could lock different files of one name. For a link, two files are locked: one beside the folder that the
+    link leads to, as others may reach it by another name; one beside the link, as a folder may replace it.
 
     Args:
       folder: folder to lock; need not exist.

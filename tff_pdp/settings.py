@@ -129,7 +129,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Reads YAML as plain data; `source` begins error messages.
+    """Reads YAML as plain data; error messages begin with `source`.
 
     Raises:
       ConfigError: the text is not YAML, or repeats a key.
@@ -281,7 +281,7 @@ def _cause(error: msgspec.ValidationError) -> str:
 
 
 def words_of_type(info: types.Type) -> str:
-    """Says in words what a field takes.
+    """Describes in words the values that a field takes.
 
     >>> words_of_type(types.type_info(Count)), words_of_type(types.type_info(Positive | None))
     ('a whole number of at least 1', 'a number above 0, or nothing')

@@ -1,10 +1,10 @@
-"""Parts that methods are made of: pure functions that know of no privacy plan and no TFF.
+"""Parts that methods are made of: pure functions, which depend neither on a privacy plan nor on TFF.
 
 hyper_parameters: `HParam`, `Steps`, and hooks that set them during training
-base: the contract: `Algorithm`, `GradFn`, functions on weights
+base: `Algorithm`, the interface of all methods; `GradFn`; functions on weights
 local_sgd: the local solver
 minibatch: the plain gradient estimator
-server_optimizer: what the server does with a mean update
+server_optimizer: how the server applies a mean update
 clustering: one model per cluster, private selection, sums by cluster
 partial_sharing: a shared body, and a head per client
 auto_prox: MR-MTL's lambda, set from released models

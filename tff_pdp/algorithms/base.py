@@ -1,9 +1,9 @@
 """Defines what a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
 
-An algorithm knows nothing of noise, of TFF or of engines. It receives a `grad_fn` that may sample, clip and add
-noise, and the values it releases go through an aggregator that may do the same. Nothing leaves a client except what
-`released` names. `data_passes` is the number of gradients per local step, `selection_rounds` the number of rounds in
-which clients choose a model by its fit to their data. The privacy plan reads these fields.
+An algorithm does not depend on noise, TFF or engines. It receives a `grad_fn` that may sample, clip and add noise, and
+its released values go through an aggregator that may do the same. Only values named in `released` leave a client.
+`data_passes` is the number of gradients per local step, `selection_rounds` the number of rounds in which clients choose
+a model by its fit to their data. The privacy plan reads these fields.
 """
 
 import collections
@@ -53,7 +53,7 @@ class ClientResult(NamedTuple):
 
 
 class GradFn(Protocol):
-    """A client's gradient, private where the plan asks for it."""
+    """A function that computes a client's gradient, private if the privacy plan requires it."""
 
     def __call__(
         self,
@@ -65,18 +65,18 @@ class GradFn(Protocol):
         trainable: Sequence[str] | None = None,
         /,
     ) -> Weights:
-        """Returns `scale * gradient` by name, for all weights or for the trainable ones alone.
+        """Returns `scale * gradient` by name, for all weights or only for the trainable ones.
 
         Args:
           weights: the weights at which the gradient is taken.
           data: the client's examples.
-          index: int32, number of the gradient in the round, from 0 to one below local steps times data passes. The
-            index decides batch and noise, so ask for each index once: the difference of two answers has no noise.
+          index: int32, number of the gradient in the round, from 0 to `local steps * data passes - 1`. It determines
+            batch and noise, so use each index once: two results for one index have the same noise.
           scale: float32, the learning rate. Multiplying the losses by it costs nothing; multiplying the gradient would
             cost a pass over all weights, which is most of the cost of a step with a small batch.
           pull: value added to each example's gradient before the clip. A method that adds the pull after the clip has
-            the same privacy, but learns something else.
-          trainable: names of the weights that the gradient is taken by; the others are constants. All by default.
+            the same privacy, but another objective.
+          trainable: names of the weights that the gradient is taken by, by default all; the others are constants.
         """
         ...
 
@@ -92,8 +92,8 @@ class GradientEstimator:
         of rows of the padded data; a step is one gradient. A client's draws must not depend on the other clients.
       gradient: `(mechanism, draws, weights, data, index, scale, pull, trainable) -> scale * gradient`, for one client;
         see `GradFn`. The data have at least one row, of zeros if the client has no examples. The scale must not be a
-        function of the data. If the scale is zero, the result must be zero: a stack of clients goes on until its last
-        client has taken all steps, with scale zero for the others.
+        function of the data. If the scale is zero, the result must be zero: a stack of clients runs until every client
+        has taken all its steps, with scale zero for clients that are done.
     """
 
     mechanism: tuple[str, ...]
@@ -103,14 +103,14 @@ class GradientEstimator:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """The ways in which trained clients' models may be stored. Exports find the weights that clients own by themselves.
+    """The ways in which trained clients' models may be stored; an export finds out itself which weights clients own.
 
     Attributes:
-      served_from_state: `personalise` alone makes a client's model from a small state. An export may then hold the
-        broadcast once, the client states in place of models, and `personalise` itself. The method must have no
-        `adapt`, and `init_client` must return the state that `global_model` is made from, which unknown clients get.
-      serves_candidates: `personalise` always returns one of the `candidates`, never a model of the client's own: a
-        client that comes after training need only select one.
+      served_from_state: whether `personalise` alone makes a client's model from a small state. An export may then hold
+        the broadcast once, client states in place of models, and `personalise` itself. The method must have no `adapt`;
+        `init_client` must return the state that gives `global_model`, which serves unknown clients.
+      serves_candidates: whether `personalise` always returns one of the `candidates`, never a model of the client's
+        own: a client that joins after training then only selects one.
     """
 
     served_from_state: bool = False
@@ -124,9 +124,9 @@ class Claims:
     Attributes:
       condition: condition of the guarantee, in addition to the privacy plan's conditions; empty for none.
       unsound: reason why nothing is guaranteed under any privacy plan; empty if the plan's guarantee holds.
-      noised_size: `initial weights -> number of released values whose noise has an effect`; by default, all have.
-      noise_on_own_support: noise is added only to coordinates where the client's own value is not zero. Such noise
-        protects nobody; this is for a paper's variant only.
+      noised_size: `initial weights -> number of released values whose noise has an effect`; by default all of them.
+      noise_on_own_support: whether noise is added only to coordinates where the client's own value is not zero. Such
+        noise protects nobody; the field exists for one paper's variant.
     """
 
     condition: str = ""
@@ -139,7 +139,7 @@ class Claims:
 class Algorithm:
     """A personalised federated algorithm.
 
-    FedAvg, with a client update that ends in `ClientResult(state={}, released={"update": update})`:
+    For example FedAvg, whose client update returns `ClientResult(state={}, released={"update": update})`:
 
         Algorithm(
             name="fed_avg",
@@ -152,41 +152,41 @@ class Algorithm:
             personalise=lambda broadcast, client_state: broadcast["weights"],
         )
 
-    By default the server is that of FedAvg: its state is a shared model's `weights`, plus the mean `update`.
+    By default, as in FedAvg, the server's state is a shared model's `weights`, to which it adds the mean `update`.
 
     Attributes:
       name: name of the method in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: name of the method in reports.
       hparams: hyper-parameters by name. Each becomes a scalar on every client, so clients may have values of their own
-        without another compilation. Numbers of steps arrive as `LocalSteps`; gradients are numbered in the order of
-        `hparams`. `client_index`, which is `SET_BY_RUNTIME`, counts the clients from 0.
+        without another compilation. Numbers of steps are `LocalSteps`; gradients are numbered in the order of
+        `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0.
       released: names of the values that leave a client, each with how the server combines them. `rows` become `{rows:
         [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.
       data_passes: number of gradients on local data per local step (2 for Ditto), each with an index of its own.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      personalise: `(broadcast, client state) -> weights of that client's model`; methods with `adapt` get its result.
+      personalise: `(broadcast, client state) -> weights of that client's model`; with `adapt`, from the adapted state.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       server_update: `(server state, aggregates by name, released or public) -> server state`.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
-      public: public scalars that the server also learns, by name, each a mean over the clients, in which clients count
-        as in means of released values.
+      public: names of public scalars that the server also receives, each as a mean over the clients, with the same
+        weights of clients as in means of released values.
       public_values: `hyper-parameters -> public scalars` of one client. The function gets no data, so a privacy plan
-        need only see that hyper-parameters are public.
+        only has to check that hyper-parameters are public.
       num_clients: number of all clients, for methods that release `rows`.
       candidates: `broadcast -> weights of several models`, stacked along a first axis. A client privately selects the
-        model that fits its data best; hyper-parameter `selected` has the model's number, int32. None for methods that
-        select nothing.
+        model that fits its data best; the model's number is hyper-parameter `selected`, int32. None for methods without
+        selection.
       selection_rounds: number of rounds, from the first, in which clients select; afterwards `selected` is -1.
-      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: the client's own
-        preparation before its model is used. It takes the gradients of the `Steps` that are `in_adapt`. Nothing of it
-        leaves the client, so it costs nothing where users are protected. None for methods without preparation.
-      needs_everyone: the method is right only if every client takes part in every round until it leaves for good: the
-        server's state, or the state of a client that comes late, assumes so. User-level plans, which draw some users
-        for each round, refuse such methods.
+      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: a client's preparation
+        before its model is used, with the gradients of the `Steps` that are `in_adapt`. The adapted state never leaves
+        the client, so it costs no budget where users are protected. None for methods without preparation.
+      needs_everyone: whether the method is right only if every client takes part in every round until it leaves for
+        good, since the server's state, or a late client's first state, assumes this. User-level plans, which draw some
+        users for each round, refuse such methods.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
-        that a configuration leaves to `auto`; None if no hyper-parameter may be `auto`.
+        that are `auto` in a configuration; None if none may be `auto`.
       export: the ways in which clients' models may be stored.
       claims: the changes that the method makes to the privacy plan's guarantee.
     """
@@ -227,7 +227,7 @@ class Algorithm:
 
     @property
     def step_hparams(self) -> Sequence[str]:
-        """Names of the hyper-parameters that count steps of a round."""
+        """Names of the hyper-parameters that are numbers of steps in a round."""
         return step_names(self.hparams)
 
     @property
@@ -236,7 +236,7 @@ class Algorithm:
         return {name: one.default for name, one in self.hparams.items() if not one.is_set_by_runtime}
 
     def num_gradients(self, hparams: Mapping[str, Any]) -> Any:
-        """Returns the number of gradients of a client's round; hyper-parameters are numbers, arrays or tensors."""
+        """Returns the number of gradients in a client's round; `hparams` are numbers, arrays or tensors."""
         return self.data_passes * count_gradients(self.hparams, hparams)
 
 
@@ -249,7 +249,7 @@ def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weight
 
 
 def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights:
-    """Returns `if_true` or `if_false`, as a bool scalar says."""
+    """Returns `if_true` if `condition`, a bool scalar, is true, else `if_false`."""
     return map_weights(lambda one, other: tf.where(condition, one, other), if_true, if_false)
 
 
@@ -262,7 +262,7 @@ def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
 
 
 def merge(weights: Weights, *parts: Weights) -> Weights:
-    """Returns the weights with values of the parts in place of their own, in the order of the first argument."""
+    """Returns `weights`, in their order, with the tensors of `parts` in place of those of the same name."""
     replaced = {name: value for part in parts for name, value in part.items()}
     return collections.OrderedDict((name, replaced.get(name, value)) for name, value in weights.items())
 

@@ -57,9 +57,9 @@ def centroid_of(broadcast: State, cluster: tf.Tensor) -> Weights:
 
 
 def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int) -> dict[str, Weights]:
-    """Returns a client's movement and membership (a one), both at its cluster's place, with zeros at all others.
+    """Returns a client's movement and membership (the number 1) at the index of its cluster, and zeros at all others.
 
-    Membership is a function of the client's private selection, so sums of it may be released, as those of movements.
+    Membership is a function of the client's private selection, so its sums may be released, as sums of movements may.
     """
     place = tf.one_hot(cluster, num_clusters)
     return {"movement": put_in_place(movement, place), "members": {"count": place}}
@@ -101,7 +101,7 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
 
 
 def clusters(num_clusters: int, init_stddev: float, selection_rounds: int) -> dict[str, Any]:
-    """Returns the fields of an `Algorithm` about its server, its releases and its selections, by name."""
+    """Returns those fields of an `Algorithm`, by name, that concern its server, its releases and its selections."""
     return {
         "released": {"movement": "sum", "members": "sum"},
         "data_passes": 1,

@@ -1,4 +1,4 @@
-"""Declares hyper-parameters: numbers that may differ between clients, and hooks that set numbers during training."""
+"""Declares hyper-parameters: numbers that may differ between clients, and hooks that set them during training."""
 
 import dataclasses
 import math
@@ -37,10 +37,10 @@ class Observed(NamedTuple):
 
 
 class Hook:
-    """Sets hyper-parameters during training from states that are private already; by default, none.
+    """Sets hyper-parameters during training from states that are already private; this base class sets none.
 
-    A hook is made from public facts of a training (`PrivacyPlan.public_parameters`), and runs outside of computations.
-    Its memory is a nest of arrays, which a checkpoint keeps.
+    A hook is made from public parameters of a training (`PrivacyPlan.public_parameters`), and runs outside of
+    computations. Its memory is a nest of arrays, which a checkpoint keeps.
 
     Guarantee: post-processing; a hook costs no epsilon.
     Assumes: a hook reads only released parts of clients' states, such as the iterates of DP-SGD.
@@ -51,11 +51,11 @@ class Hook:
         return {}
 
     def hparams(self, state: Mapping[str, Any], places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns a round's hyper-parameters, `[clients]` by name, from memory and the int64 `places` of clients."""
+        """Returns a round's hyper-parameters by name, `[clients]`, from memory and the clients' numbers `places`."""
         return {}
 
     def after(self, state: Mapping[str, Any], before: Observed, after: Observed) -> Mapping[str, Any]:
-        """Returns the memory after a round, from the memory and training before the round and training after it."""
+        """Returns the memory after a round, from the memory before it and the training's states before and after."""
         return state
 
 
@@ -64,7 +64,7 @@ class LocalSteps(NamedTuple):
 
     Attributes:
       count: number of steps of this client, int32 scalar, at least 1.
-      bound: int32 scalar, at least `count`, and the same for all clients that are computed together.
+      bound: upper bound of `count`, int32 scalar, the same for all clients that are computed together.
     """
 
     count: tf.Tensor
@@ -73,7 +73,7 @@ class LocalSteps(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class HParam:
-    """A hyper-parameter of an algorithm: on each client a float32 scalar, or int32 where the default is a whole number.
+    """A hyper-parameter of an algorithm: on each client a float32 scalar, or int32 if the default is a whole number.
 
     Attributes:
       default: value for configurations that give none.
@@ -107,7 +107,7 @@ class HParam:
 
     @property
     def hint(self) -> Any:
-        """Type annotation of the numbers in range."""
+        """Type annotation that fits exactly the allowed numbers."""
         if isinstance(self.default, int):
             return Annotated[int, Meta(ge=int(self.low), le=int(min(self.high, np.iinfo(np.int32).max)))]
         return Annotated[float, Meta(ge=self.low, le=self.high)]
@@ -141,7 +141,7 @@ class HParam:
 
 @dataclasses.dataclass(frozen=True)
 class Steps(HParam):
-    """A number of local steps; algorithms get `LocalSteps` as its value.
+    """A number of local steps, whose value is a `LocalSteps` in algorithms.
 
     Attributes:
       factors: names of further `Steps`, whose product is the number of gradients in each of these steps.
@@ -172,7 +172,7 @@ class Steps(HParam):
 
 
 def read_epochs(value: Any) -> int | None:
-    """Returns the number of epochs, if steps are given in epochs. An epoch takes all whole batches, at least one step.
+    """Returns the number of epochs; None for steps that are not in epochs. An epoch is all whole batches, at least one.
 
     >>> read_epochs("epoch"), read_epochs("5 epochs"), read_epochs(3)
     (1, 5, None)
@@ -193,7 +193,7 @@ def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *,
 
 
 def step_names(hparams: Mapping[str, HParam], *, in_adapt: bool = False) -> Sequence[str]:
-    """Returns the names of the hyper-parameters that count steps of a round, or of an adaptation, in order."""
+    """Returns the names of the hyper-parameters that are numbers of steps in a round, or in an adaptation, in order."""
     return tuple(name for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt)
 
 
@@ -209,5 +209,5 @@ ADAPT_STEPS = Steps(10, "length of a client's training before its model is used"
 
 
 def prox_weight(default: float, pulled_to: str = "the shared weights", **options: Any) -> HParam:
-    """Returns the strength lambda of a pull to an anchor, which is the gradient of `lambda / 2 * |w - anchor|^2`."""
+    """Returns the strength lambda of a pull to an anchor; the pull is the gradient of `lambda / 2 * |w - anchor|^2`."""
     return HParam(default, f"strength of the pull to {pulled_to}", symbol="λ", unit="loss per weight²", **options)

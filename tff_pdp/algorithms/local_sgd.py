@@ -15,8 +15,8 @@ class View(NamedTuple):
     """The map from trained weights to a model's weights.
 
     Attributes:
-      apply: `weights -> the model's weights`; with several trajectories, it takes the weights of all, in their order.
-      spread: `(gradient by the model's weights, weights) -> gradient by the trained weights`, or its substitute.
+      apply: `weights -> the model's weights`; with several trajectories, it is applied to the weights of all, in order.
+      spread: `(gradient by the model's weights, weights) -> gradient by the trained weights`, or a substitute for it.
       trainable: names of the model's weights that the gradient is taken by; all by default.
     """
 
@@ -32,13 +32,13 @@ class Trajectory:
     Attributes:
       start: weights before the first step.
       trainable: names of the weights to train; all by default.
-      momentum: float32 scalar: velocity = momentum * velocity + movement, from zero; None for plain SGD.
+      momentum: float32 scalar, factor in `velocity = momentum * velocity + movement` (at first 0); None for plain SGD.
       anchor: weights that the trained weights are pulled to; None for no pull.
       prox_weight: float32 scalar, strength of the pull.
-      prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
-        does; by default it is added after clip and noise. The privacy cost is the same; a strong pull before the clip
-        leaves little of the data's gradient.
-      view: map from these weights to the model's; by default both are the same. Not with `prox_inside_clip`.
+      prox_inside_clip: whether to add the pull to each example's gradient before the clip, as the MR-MTL paper's
+        released code does; by default it is added after clip and noise. The privacy cost is the same; a strong pull
+        before the clip leaves little of the data's gradient.
+      view: map from these weights to the model's; by default both are the same. Cannot be used with `prox_inside_clip`.
       penalty: `trained weights -> gradient` of a further term that does not depend on the data.
     """
 
@@ -63,16 +63,16 @@ def local_sgd(
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
-    costs no privacy and is not distorted by the clip. Several trajectories take their steps together, each with a
-    gradient of its own, and each seeing all weights before the step: step t of two asks for gradients 2t and 2t + 1.
+    costs no privacy and is not distorted by the clip. Several trajectories take their steps together, each with its own
+    gradient, which may depend on all weights before the step. With two, step t takes gradients 2t and 2t + 1.
 
     Args:
       start: weights to train; a trajectory, for weights with options; or a tuple of several trajectories.
       data: the client's examples.
-      grad_fn: scaled gradient of the loss on the data, already private where the plan asks for it.
+      grad_fn: scaled gradient of the loss on the data, already private if the privacy plan requires it.
       learning_rate: float32 scalar.
       local_steps: number of steps; further steps, up to the bound, leave the weights unchanged.
-      first_index: number, in the round, of the first gradient that is asked for here.
+      first_index: index that the first of these gradients has in the round.
 
     Returns:
       The trained weights, `Weights`; for several trajectories a tuple with the weights of each.

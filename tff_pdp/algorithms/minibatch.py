@@ -14,7 +14,7 @@ from tff_pdp.models.base import Model, Weights
 
 
 class Minibatches(NamedTuple):
-    """Rows of the client's data, int32 `[steps, batch_size]`, and whether each place of a batch is filled, bool."""
+    """Rows of the client's data in each batch, int32 `[steps, batch_size]`, and whether each place is filled, bool."""
 
     indices: tf.Tensor
     filled: tf.Tensor

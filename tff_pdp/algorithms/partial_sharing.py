@@ -102,7 +102,7 @@ def tune_head(
     head: Sequence[str],
     steps: str,
 ) -> Weights:
-    """Returns the weights with a trained head and an unchanged body; asks for the round's first gradients.
+    """Returns the weights with a trained head and an unchanged body; takes the round's gradients from index 0.
 
     Hyper-parameter `head_learning_rate` is the learning rate; hyper-parameter `steps` is the number of steps.
     """

@@ -1,6 +1,6 @@
 """Applies the mean of clients' updates at the server: plainly, with momentum, or by Adam.
 
-Under user-level privacy the mean is noised before it arrives, so all of this is post-processing.
+Under user-level privacy the mean is noised before it arrives, so the optimizer is post-processing.
 """
 
 import dataclasses

@@ -11,7 +11,7 @@ from tff_pdp.errors import EngineError
 
 
 class Engine(Protocol):
-    """An object that executes TFF computations; ready to use once built.
+    """An object that executes TFF computations; it is ready to use once it is built.
 
     The same computations give the same results on every engine, up to rounding.
     """
@@ -41,11 +41,11 @@ class Engine(Protocol):
 
 
 def resolve_device(name: str) -> str:
-    """Finds the device a user asks for.
+    """Finds the device that a user asks for.
 
     Changes two of TensorFlow's defaults for GPUs: memory is taken as needed, not all at once, and float32 numbers are
-    multiplied as float32, not with 13 bits fewer (TF32). With TF32 a norm could be a thousandth too small, and the
-    clipped gradient a thousandth too long.
+    multiplied as float32, not as TF32, which has 13 bits fewer. With TF32 a norm could be a thousandth too small, and
+    the clipped gradient a thousandth too long.
 
     Args:
       name: `cpu`; `gpu`, the first GPU; `gpu:N`; or `auto`, the first GPU if there is one, else the CPU.

@@ -52,7 +52,7 @@ class ClientValues(collections.abc.Sequence):
     """
 
     def __init__(self, member_type: Any, groups: Sequence[ClientGroup]):
-        """Wraps groups that together hold every client once."""
+        """Wraps groups that together contain every client once."""
         self.member_type = member_type
         # Another thread may assign a new arrangement at any time: each method reads it once.
         self._arrangement = _Arrangement(tuple(groups))
@@ -122,7 +122,7 @@ class ClientValues(collections.abc.Sequence):
         return self._arrangement.groups
 
     def copy(self) -> "ClientValues":
-        """Returns the same values in a separate arrangement; copies no tensor."""
+        """Returns an object with the same values, whose groups are arranged independently; copies no tensor."""
         copied = ClientValues(self.member_type, self.groups)
         # This also shares the table of clients' places, if it exists already.
         copied.keep_like(self)
@@ -148,7 +148,7 @@ class ClientValues(collections.abc.Sequence):
         return self
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
-        """Arranges the values as stacks of these groups of clients."""
+        """Arranges the values as one stack for each of the given groups of clients."""
         kept = self._arrangement
         if len(kept.groups) == len(partition) and all(
             group.stacked and np.array_equal(group.indices, wanted)
@@ -163,7 +163,7 @@ class ClientValues(collections.abc.Sequence):
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
     def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
-        """Returns all values, with `values` in place of those of the given clients, in the given order."""
+        """Returns all clients' values, with those of `clients` replaced by `values`, in the order of `clients`."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]
         new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]

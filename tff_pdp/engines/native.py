@@ -1,4 +1,4 @@
-"""Runs computations on TFF's stock C++ worker: with deadlines, and without orphans or endless retries.
+"""Runs computations on TFF's unmodified C++ worker, with deadlines, and without orphaned workers or endless retries.
 
 A computation is sent once, and the worker is watched meanwhile; errors say how the worker ended.
 """
@@ -133,7 +133,7 @@ def _is_done(future: concurrent.futures.Future[Any], timeout_seconds: float) -> 
 
 
 class _Executors(_tff.ExecutorFactory):
-    """The worker's executors, one per number of clients; if there are too many, the least recently used is closed.
+    """The worker's executors, one per number of clients; if there are too many, the least recently used one is closed.
 
     TFF's factory forgets an executor without closing it, and the worker then keeps the executor for ever. Cohorts drawn
     by Poisson sampling have another size in every round.

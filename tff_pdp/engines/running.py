@@ -21,7 +21,7 @@ def build_engine(name: str = "inprocess", device: str = "auto", **options: objec
 
     Args:
         name: One of `ENGINES`.
-        device: Device that the engine computes on; an absent device is an error, and is never replaced.
+        device: Device that the engine computes on; an absent device is an error: no other device takes its place.
         **options: Further options of that engine.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Converts values inside the engine between nested `Struct`s of tensors and flat lists of tensors, for functions.
+"""Converts the engine's values between nested `Struct`s of tensors and flat lists, which traced functions take.
 
 A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
 """
@@ -29,7 +29,7 @@ def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
 
 
 def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
-    """Builds a value of nested `Struct`s from its leaves; takes exactly the type's number of leaves."""
+    """Builds a value of nested `Struct`s from its leaves; consumes exactly as many leaves as the type has."""
     leaves = iter(leaves)
     if isinstance(value_type, _tff.StructType):
         members = _tff.iter_elements(value_type)
@@ -41,7 +41,7 @@ def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
     """Returns the tensor and sequence types of the leaves of a type.
 
     Raises:
-      EngineError: the type has a member that is neither, such as a function.
+      EngineError: the type has a member that is neither tensor nor sequence, such as a function.
     """
     if isinstance(value_type, _tff.StructType):
         return [leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member)]
@@ -68,8 +68,8 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Converts a caller's value to the tensors of its leaves.
 
     Args:
-      value: as in TFF's own engine: an array or tensor of the type or a narrower type, or a number in the type's range;
-        a mapping, list, tuple or attrs object of such values; a data set, or a list of its elements.
+      value: value as TFF's own engine takes it: an array or tensor of the type or a narrower type, or a number in the
+        type's range; a mapping, list, tuple or attrs object of such values; a data set, or a list of its elements.
       value_type: type of the value, without placement.
       where: name of the value in errors.
 
@@ -235,7 +235,7 @@ def element_spec(element_type: _tff.Type) -> Any:
 
 
 def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
-    """Builds `leaves -> value in the containers of its type`, once for many values."""
+    """Builds a function for many values: `leaves -> value in the containers of its type`."""
     if isinstance(value_type, _tff.SequenceType):
         spec = element_spec(value_type.element)
         return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)

@@ -1,4 +1,4 @@
-"""The C++ worker in TFF's wheel as a child process, which starts in time or not at all, and ends with its parent."""
+"""Runs the C++ worker in TFF's wheel as a child process, which is stopped if it starts too late or its parent ends."""
 
 import os
 import pathlib

@@ -1,11 +1,11 @@
-"""Computes average precision, the area under the precision-recall curve as a sum of steps, of tensors and of arrays.
+"""Computes average precision, the area under the precision-recall curve as a sum of steps, for tensors and for arrays.
 
-`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if
-examples with at least the k-th score count as positive. Nothing is interpolated, and equal scores are one threshold:
-the definition of scikit-learn's `average_precision_score`. Each positive example adds one step of recall, so AP is the
+`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if all
+examples with at least the k-th score are predicted to be positive. Nothing is interpolated, and equal scores are one
+threshold, as in scikit-learn's `average_precision_score`. Each positive example adds one step of recall, so AP is the
 mean, over the positive examples, of the precision at their own scores; this module computes this mean.
 
-A score of NaN ranks last, with minus infinity: a model must not gain by giving no answer.
+A score of NaN ranks last, like minus infinity: a model must not gain by giving no answer.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ def average_precision(scores: tf.Tensor, y: tf.Tensor, included: tf.Tensor) -> t
     Args:
       scores: float `[..., n]`, n at least 1.
       y: `[..., n]`, 1 for positive examples and 0 for others.
-      included: bool `[..., n]`, false for examples that do not count.
+      included: bool `[..., n]`, false for examples that are left out.
     """
     # Examples that do not count go last, too, so that they do not come between the others.
     ranked = tf.logical_and(included, tf.logical_not(tf.math.is_nan(scores)))

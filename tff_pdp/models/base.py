@@ -40,7 +40,7 @@ class Model:
     Attributes:
       name: the model's name in `tff_pdp.experiment.kinds.MODELS`.
       input_shape: shape of one example, without the batch dimension.
-      num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression of float32 labels.
+      num_classes: number of classes; labels are int64 in `[0, num_classes)`. 0 for a regression, with float32 labels.
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
       predict: `(weights, x [batch, *input_shape] float32) -> outputs float32`: logits `[batch, num_classes]`, or values
         `[batch]` of a regression.
@@ -71,7 +71,7 @@ class Model:
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the answers for users: float32, probabilities `[batch, num_classes]`, or a regression's `[batch]`."""
+        """Returns the answers for users, float32: probabilities `[batch, num_classes]`, or a regression's `[batch]`."""
         return tf.nn.softmax(outputs) if self.num_classes else outputs
 
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -81,7 +81,7 @@ class Model:
     def scores(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the scores by which a model of two classes ranks examples, larger for class 1: float32 `[batch]`.
 
-        A score is the difference of the outputs. Probabilities would round to the same number for large differences.
+        A score is the difference of the outputs. For large differences, probabilities would round to equal numbers.
         """
         return outputs[:, 1] - outputs[:, 0]
 
@@ -103,7 +103,7 @@ class Model:
 
 
 def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
-    """Pads an empty batch with a row of zeros, as oneDNN's convolutions give an empty batch a wrong shape."""
+    """Pads an empty batch with a row of zeros, because oneDNN's convolutions give an empty batch a wrong shape."""
     if values.shape[0]:
         return values
     missing = tf.maximum(1 - tf.shape(values)[0], 0)

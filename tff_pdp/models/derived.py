@@ -1,7 +1,7 @@
 """Derives a model from another: some weights become constants, or the scaling of inputs becomes weights.
 
-A model over fixed weights trains its other weights alone, such as a head over a given body. A model with scaled inputs
-is served on raw examples.
+A model over fixed weights trains only its other weights, such as a head over a given body. A model with scaled inputs
+takes raw examples when it is served.
 """
 
 import dataclasses
@@ -21,15 +21,15 @@ def over_fixed_weights(
     fixed: Weights,
     make_weights: Callable[[Weights], Weights] = lambda weights: weights,
 ) -> Model:
-    """Returns the model over `make_weights({**fixed, **own})`; only `own` are the returned model's weights.
+    """Returns a model that predicts with `make_weights({**fixed, **own})`, and whose weights are only `own`.
 
-    `tff_pdp.privacy.mechanisms.per_example` still records layers that use own weights alone, so clipping is as fast as
+    `tff_pdp.privacy.mechanisms.per_example` still records layers that use only own weights, so clipping is as fast as
     without fixed weights. The clipped gradient is the gradient by the own weights.
 
     Args:
       model: model that predicts.
       own: initial values of the returned model's weights, float32.
-      fixed: constants, which are not trained.
+      fixed: weights that are constants and are not trained.
       make_weights: `own and fixed weights -> weights of model`; if the result cannot be recorded, clipping is slower.
     """
 
@@ -73,7 +73,7 @@ SHIFT, SCALE = "input/shift", "input/scale"
 
 
 def with_scaled_inputs(model: Model) -> Model:
-    """Returns the model over `(x + shift) * scale`, with shift and scale as further weights, `[*input_shape]`.
+    """Returns `model` applied to `(x + shift) * scale`, with shift and scale as further weights, `[*input_shape]`.
 
     The two weights are named `input/shift` and `input/scale`. Do not train the returned model: a gradient would change
     the scaling, too.

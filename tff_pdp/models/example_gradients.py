@@ -1,22 +1,22 @@
-"""Holds each example's gradient by one weight in the form that is cheapest for its norm and for weighted sums.
+"""Represents each example's gradient by one weight in the form that is cheapest for its norm and for weighted sums.
 
 An example's kernel gradient is a sum of outer products, `sum_t a_t g_t^T` over its T positions, with a layer's inputs a
 and the cotangents g of the layer's output. With one position the gradient's squared norm is `|a|^2 |g|^2` (Goodfellow,
 "Efficient Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more positions there are two ways: the sum
 `sum_{t,u} (a_t . a_u)(g_t . g_u)`, from two Gram matrices (Li et al., "Large Language Models Can Be Strong
-Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or the norm of each example's gradient, held in memory.
-The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
+Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or each example's gradient, held in memory, and its
+norm. The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
 Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
 
 With a `pull`, norms and sums are those of each example's gradient plus the pull.
 
-Norm and weighted sum are functions of the same float32 numbers, whose outer products and sums are exact real numbers in
-the guarantee. Results are computed in float64, where no product of four float32 numbers overflows or underflows. Only
-the squares of held gradients, and of the two vectors of a single outer product, are summed in float32, with an
-allowance. So a norm is never too small, and a sum's error is a bounded multiple of 2**-53 times a length that the norm
-bounds:
+Norm and weighted sum are computed from the same float32 numbers; in the guarantee, outer products and sums of these
+numbers are exact real numbers. Results are computed in float64, where no product of four float32 numbers overflows or
+underflows. Only the squares of held gradients, and of the two vectors of a single outer product, are summed in float32,
+with an allowance for rounding. So a norm is never too small, and a sum's error is a bounded multiple of 2**-53 times a
+length that the norm bounds:
 
-Guarantee: with G_i the gradient of example i, pull included, for a weight of fewer than 2**27 values and a layer with
+Guarantee: let G_i be the gradient of example i, pull included. For a weight of fewer than 2**27 values and a layer with
   fewer than 2**20 inputs and outputs at one position:
   * `squared_norms()[i] >= |G_i|^2 * (1 - 2**-25)`, or it is not finite.
   * There is a magnitude M_i >= |G_i|, a function of example i alone, with
@@ -58,11 +58,11 @@ _LONGEST_FLOAT32_SUM = 1024
 
 
 class ExampleGradients(Protocol):
-    """The gradients of a batch's examples by one weight; the module's docstring has the guarantee of both methods."""
+    """The gradients of a batch's examples by one weight; the module's docstring has the guarantee."""
 
     @property
     def positions(self) -> int:
-        """Largest number of terms of one example in a weighted sum."""
+        """Largest number of terms that one example adds to a weighted sum."""
         ...
 
     def squared_norms(self) -> tf.Tensor:
@@ -76,9 +76,9 @@ class ExampleGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Gradients held in memory: norm and sum read the same computed float32 numbers.
+    """Gradients held in memory; norm and sum are computed from the same float32 numbers.
 
-    The magnitude M_i is the norm, but at least 2**-63 times the root of the number of values.
+    The magnitude M_i is the norm, or 2**-63 times the root of the number of values if that is larger.
 
     Attributes:
       values: parts of the gradients, float32 `[batch, ...]`, in order along the weight's first axis.
@@ -101,7 +101,7 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class OuterProducts:
-    """Gradients `sum_t a_t g_t^T`, plus the pull if there is one; no gradient is ever held in memory.
+    """Gradients `sum_t a_t g_t^T`, plus the pull if there is one; no gradient is held in memory.
 
     The magnitude M_i is `sum_t |a_t||g_t| + |pull|`, with `_UNCERTAIN` added to every square in these lengths.
 
@@ -173,12 +173,12 @@ class Repeated:
         return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Returns `sum_i factors_i G`; zero if there are no factors, for any pull."""
+        """Returns `sum_i factors_i G`; without factors this is zero for any pull."""
         return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
 
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns gradients by a kernel: `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
+    """Returns gradients by a kernel from `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
     shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
         return OuterProducts(inputs, cotangent, shape, pull)
@@ -240,7 +240,7 @@ def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradient
 
 
 def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Replaces rows of `values [batch, ...]` whose factor is zero by zeros: infinity or NaN times zero would be NaN."""
+    """Sets rows of `values [batch, ...]` whose factor is zero to zeros: infinity or NaN times zero would be NaN."""
     return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
 
 
@@ -277,7 +277,7 @@ def _squares(values: tf.Tensor) -> tf.Tensor:
     """Sums the squares of each example's values, float32 `[batch, ..., size]`, in float64; never too small.
 
     Squares are taken in float32, for speed, and summed in float32 over one axis if that is short. An allowance covers
-    the largest possible loss by rounding; overflow gives infinity. Both make an example count as larger than it is.
+    the largest possible loss by rounding; overflow gives infinity. Both only make the result larger.
     """
     size = values.shape[-1]
     if size is None or size > _LONGEST_FLOAT32_SUM:

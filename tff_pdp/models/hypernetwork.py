@@ -34,8 +34,8 @@ class Hypernetwork:
       hidden_units: number of units of each hidden layer; without hidden layers, weights are linear in the descriptor.
       seed: seed of the initial values.
       head_scale: distance of the first generated model from the target's own initial weights: each layer's output
-        changes by about `head_scale` times the size of the layer's input. A value of 1, as large as the weights
-        themselves, would spoil a good initialisation; with 0, descriptors have no effect and at first no gradient.
+        changes by about `head_scale` times the size of the layer's input. A value of 1 (as large as the weights) would
+        spoil a good initialisation; with 0, descriptors have no effect, and at first no gradient.
     """
 
     descriptor_size: int
@@ -44,7 +44,7 @@ class Hypernetwork:
     head_scale: float = 0.1
 
     def init(self, target: Weights) -> Weights:
-        """Returns initial parameters, float32, for a target model with these initial weights of static shapes.
+        """Returns initial parameters, float32, for a target model with these initial weights, of static shapes.
 
         Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015), their biases are
         zero. The biases of heads are the target's initial weights. Kernels of heads have variance

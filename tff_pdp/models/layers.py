@@ -70,7 +70,7 @@ class Use:
 
 
 class RecordingWeights(Mapping[str, Any]):
-    """Weights that note how layers use them; a weight read by its name alone is noted as untracked.
+    """Weights that record how layers use them; a weight that is read outside of a layer is recorded as untracked.
 
     Attributes:
       uses: recorded applications of layers, in order.

@@ -1,4 +1,4 @@
-"""Names the metrics of models: means over examples, and rankings of all examples."""
+"""Defines the metrics of models: means over examples, and metrics of the ranking of all examples."""
 
 import dataclasses
 from collections.abc import Callable

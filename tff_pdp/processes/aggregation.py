@@ -45,7 +45,7 @@ def build_plain_aggregation(
 ) -> Aggregation:
     """Builds the mean, sum or rows of each released value, as the algorithm declares, and means of public scalars.
 
-    Released values are private when they arrive, and count uniformly; no zeroing or clipping reads them un-noised.
+    Released values are already private when they arrive; the server only averages, sums or collects them.
     """
     kinds = {"mean": _tff.UnweightedMeanFactory, "sum": _tff.SumFactory}
     aggregators = {
@@ -127,8 +127,8 @@ def build_user_aggregation(
 
     All releases of a user are one record, clipped jointly. A user's weight, at most one, multiplies the clipped record.
 
-    One computation serves every clip norm and noise multiplier: `UserPlan.start` enters both into the state. Before
-    that they are NaN, and so is every result.
+    One computation serves every clip norm and noise multiplier: `UserPlan.start` enters both into the state. Until then
+    both are NaN, and so is every result.
 
     Raises:
       ValueError: the algorithm has a sum or rows, or public scalars.

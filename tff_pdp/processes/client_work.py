@@ -1,6 +1,6 @@
 """Builds a client's computation in a round, for one client and for a stack of clients.
 
-A dry round needs no data and no process, and shows the values that clients keep, release and own.
+A dry round, without data and without a process, shows which values clients keep, release and own.
 """
 
 import collections
@@ -161,8 +161,8 @@ def plain(state: Any) -> Any:
 def usable_rows(data: Any, *, axis: int) -> Any:
     """Returns the data with at least one row, and with zeros in the rows of clients that have no examples.
 
-    Empty places of a batch repeat one of the client's examples. A client without examples would read padding, and some
-    operations fail, or give wrong results, without rows. Copies nothing if all clients have examples.
+    Empty places of a batch are filled with one of the client's examples; a client without examples would read padding.
+    Without rows, some operations fail or give wrong results. Nothing is copied if all clients have examples.
 
     Args:
       data: client data of type `client_data_type`, or stacked.
@@ -193,7 +193,7 @@ def initial_weights(model: Model, seed: int = 0) -> Weights:
 
 
 class Owned(NamedTuple):
-    """Names of the values that differ between clients: leaves of their ready states, and weights of their models.
+    """Names of the values that differ between clients: leaves of their adapted states, weights of their models.
 
     A leaf's name has the keys that lead to the leaf, joined by slashes.
     """
@@ -205,7 +205,7 @@ class Owned(NamedTuple):
 def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
     """Finds the values that clients own: compares two clients with different gradients and selections in a dry round.
 
-    The dry round is the last of `rounds`, as some methods train a shared model first.
+    The dry round is the last of `rounds`, because some methods train a shared model first.
     """
     server = dict(algorithm.init_server(initial_weights(model)))
     if "round" in server:

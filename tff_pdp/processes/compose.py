@@ -56,15 +56,15 @@ def compose(
     user_sum: UserSum | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
-    """Builds the computations of `algorithm` training `model`, which run unchanged on every engine.
+    """Builds the computations by which `algorithm` trains `model`; they run unchanged on every engine.
 
     Args:
       algorithm: algorithm of clients and server.
       model: model that clients train.
       estimator: estimator of clients' gradients.
       selector: private selector among the algorithm's candidates; None without candidates.
-      is_weighted: whether means of releases are weighted by clients' weights, which are public, or private already.
-        The weights' mean must be one; with a noised sum, each weight is at most one.
+      is_weighted: whether means of releases are weighted by clients' weights. The weights must be public or already
+        private, with a mean of one and, for a noised sum, at most one each.
       user_sum: noised sum of users' releases, for user-level privacy: all releases of a user are clipped jointly. None
         for the plain means, sums or rows of the algorithm.
       model_seed: seed of the initial weights, which are public.
@@ -203,8 +203,8 @@ def client_params_type(
     """Returns the TFF type of one client's parameters in a round.
 
     Parameters are the mechanism's scalars, hyper-parameters and the round's secret seed. Algorithms with candidates
-    have `selection_epsilon` for the round, 0 for no selection; weighted clients have `weight`. If users clip their own
-    releases, they have `clip_norm`; if they add noise, they have `noise_share`, the standard deviation of their share.
+    have `selection_epsilon` for the round, 0 for no selection; weighted clients have `weight`. Users that clip their
+    own releases have `clip_norm`; users that add noise have `noise_share`, the standard deviation of their share.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),

@@ -25,7 +25,7 @@ def build_evaluate(
 
     The metrics are `personal` and, if the method has a shared model, `global`. Each has `accuracy` (or `squared_error`)
     and `loss`, float32, and the metric of the model's ranking, if there is one. Metrics are exact functions of held-out
-    data, hence not private: they are for simulation, and for the silo itself.
+    data, hence not private: use them in simulations, or within the silo itself.
     """
     server_type = broadcast.type_signature.parameter
 

@@ -37,8 +37,8 @@ def build_reconstruction(
     Guarantee: with a plan, all results of the process are functions of the noised sums that the plan accounts for:
       metrics of clients, which carry no noise, are left out.
     Assumes: the caller draws every round's clients by the plan's `cohort`, and charges the plan's ledger. Seeds are
-      secret, and so is the process, which holds them. Seeds serve one training: a second training with the same
-      process, or from an earlier state with other clients, would repeat the noise.
+      secret, and so is the process, which contains them. Seeds are for one training only: a second training with the
+      same process, or from an earlier state with other clients, would repeat the noise.
 
     Args:
       model: model whose head is reconstructed.

@@ -1,8 +1,8 @@
 """Attaches to a function for one client a second form, for a stack of clients.
 
 TFF computations are written for one client. An engine that computes several clients at once can turn their graphs into
-graphs for a stack by `tf.vectorized_map`; this module attaches better forms. In the computation a form leaves only the
-name of a function in the graph, so every other engine runs the computation unchanged.
+graphs for a stack by `tf.vectorized_map`; this module attaches better forms. A form changes only the name of a function
+in the computation's graph, so every other engine runs the computation unchanged.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ class StackedRule:
     """The form of a function for a stack of clients.
 
     Attributes:
-      function: function with the arguments and results of the function for one client, with a leading axis of clients
-        on all results, and on all arguments except the shared ones.
+      function: function with the same arguments and results as the function for one client, but with a leading axis of
+        clients on all results, and on all arguments except the shared ones.
       num_shared: number of the arguments, from the first, that all clients share.
-      structure: nest of the arguments; None until the function for one client has been traced.
+      structure: nested structure of the arguments; None until the function for one client has been traced.
     """
 
     function: Callable[..., Any]
@@ -77,7 +77,7 @@ def find_rule(function_name: str) -> StackedRule | None:
 
 
 def map_stack(function: Callable[..., Any], elements: Any) -> Any:
-    """Maps with bit-identical results to `tf.vectorized_map`, but traces in about half the time.
+    """Does the same as `tf.vectorized_map`, to the bit, but is traced in about half the time.
 
     TensorFlow 2.14 brings the stacked inputs of each elementwise operation to one rank, by six operations for every
     input, even if the ranks are known to be equal. This function leaves out such reshapes.

@@ -29,7 +29,7 @@ _DRAWS = 60
 
 
 def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
-    """Checks an algorithm: only declared releases, each gradient once, noise everywhere, equal results on all engines.
+    """Checks that releases are declared and noised, that no gradient is taken twice, and that all engines agree.
 
     Args:
       build: builder of the algorithm, a function of a module that Python can import, as in `algorithms.NAME.kind`.
@@ -61,7 +61,7 @@ def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
 
 
 def check_declarations(algorithm: Algorithm) -> None:
-    """Checks that nothing undeclared leaves a client, and that each gradient is asked for once.
+    """Checks that nothing undeclared leaves a client, and that each gradient is computed once.
 
     Raises:
       AssertionError: a rule is broken.
@@ -160,7 +160,7 @@ def client_params(
     selection_epsilon: float = 0.5,
     **hparams: Any,
 ) -> list[Any]:
-    """Returns all clients' parameters of a round; each value is a number for all clients, or a tuple with one each."""
+    """Returns all clients' parameters of a round; each value is a number for all, or a tuple with one per client."""
     key = RunKey.from_test_seed(5)
     estimator = build_dp_sgd(MODEL)
     columns = client_params_columns(
@@ -197,7 +197,7 @@ def run(
     data: Any = None,
     **params: Any,
 ) -> tuple[Any, Any]:
-    """Runs rounds and returns the states of server and clients; with `start`, `rounds` is the first and last round."""
+    """Runs rounds, and returns server and client states; `rounds` is (first, last) if `start` has clients' states."""
     server, clients = start or (process.initialize(), None)
     first = 1
     if clients is None:

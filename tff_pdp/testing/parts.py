@@ -31,13 +31,13 @@ _ROUNDING = 1e-4
 def check_model(
     build: Callable[..., Model], input_shape: tuple[int, ...] = (4,), num_classes: int = 3, **settings: Any
 ) -> None:
-    """Checks a model: pure functions over named weights, in which one example's loss depends on that example alone.
+    """Checks a model: its functions are pure, and each example's loss depends on that example and the weights alone.
 
     Args:
       build: builder as in `model.kind`: `(input_shape, num_classes, **settings) -> Model`.
       input_shape: shape of one example.
       num_classes: number of classes; 0 for a regression.
-      settings: settings of the model.
+      settings: the model's settings.
 
     Raises:
       AssertionError: a rule is broken.
@@ -117,7 +117,7 @@ def check_source(
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, DataError: as in the source.
+      ConfigError, DataError: the source raises it.
     """
     first, second = (_prepared(kind, settings, folder / name) for name in ("first", "second"))
     manifest = first.manifest
@@ -162,7 +162,7 @@ def check_plan(
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, BudgetError: as in the plan.
+      ConfigError, BudgetError: the plan raises it.
     """
     training = training or PlannedTraining(
         _SIZES, dict.fromkeys(_SIZES, 2), rounds=6, num_parameters=100, num_released=100

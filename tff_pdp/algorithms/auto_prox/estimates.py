@@ -16,9 +16,9 @@ from tff_pdp.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SiloParameters:
-    """Public facts of all silos' training; arrays are `[silos]`, all in one order of silos.
+    """Public parameters of all silos' training; arrays have shape `[silos]`, all in the same order of silos.
 
-    Guarantee: nothing here is computed from data other than the numbers of examples.
+    Guarantee: of all parameters, only the numbers of examples are computed from data.
     Assumes: the numbers of examples are public, or released with noise, as in
       `tff_pdp.privacy.plans.plan.PrivacyPlan.num_examples`.
 
@@ -29,7 +29,7 @@ class SiloParameters:
       num_examples: n, number of training examples.
       clip_norm: C, L2 bound of each example's gradient.
       noise_multiplier: z, standard deviation of the noise divided by C.
-      sampling_rate: q, share of the examples in an expected batch, in (0, 1].
+      sampling_rate: q, expected share of the examples that are in a batch, in (0, 1].
       expected_batch_size: B, divisor of a step's noised sum.
 
     Raises:
@@ -72,11 +72,11 @@ class SiloParameters:
         return (self.noise_multiplier * self.clip_norm / self.expected_batch_size) ** 2
 
     def sampling_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance that Poisson sampling adds to the same gradient, if G, its total variance, is C^2."""
+        """Returns the variance that Poisson sampling adds to one weight's gradient in one step, if G is C^2."""
         return (1 - self.sampling_rate) * self.clip_norm**2 / (self.expected_batch_size * num_weights)
 
     def example_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance of one weight of a silo's mean gradient over draws of its examples, if G is C^2."""
+        """Returns the variance of one weight of a silo's mean gradient over random draws of examples, if G is C^2."""
         return self.clip_norm**2 / (self.num_examples * num_weights)
 
 
@@ -93,12 +93,12 @@ _MAX_ADDED_BACK = 3.0
 
 
 def kappa(num_weights: int) -> float:
-    """Returns kappa: of every kappa directions one is taken to be curved, with kappa times the mean curvature."""
+    """Returns kappa: one in kappa directions is assumed to be curved, with kappa times the mean curvature."""
     return max(1.0, math.sqrt(num_weights) / 2)
 
 
 def estimate_curvature_and_variance(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Regresses the window's pulls on its offsets; centring removes the intercepts, the silos' forces."""
+    """Regresses pulls on offsets in the window; subtracting each silo's means removes its intercept, the force."""
     window, rate, steps = state["window"], parameters.learning_rate, parameters.local_steps
     rounds, num_weights = int(window["rounds"]), window["pull"].shape[1]
     if rounds < 2:
@@ -130,7 +130,7 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
 
 
 def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Compares the silos' mean forces in this window with those in the window before."""
+    """Estimates the forces' variance: multiplies the mean forces of this window by those of the window before."""
     window, previous = state["window"], state["previous"]
     rounds, earlier_rounds = int(window["rounds"]), int(previous["rounds"])
     num_silos, num_weights = window["pull"].shape
@@ -189,7 +189,7 @@ def gradient_variance_from(state: State) -> float:
 
 
 def noise_of_pull(state: State, parameters: SiloParameters, num_weights: int) -> np.ndarray:
-    """Returns the variance of one weight of a round's pull, `[silos]`."""
+    """Returns the noise variance of one weight of a round's pull, `[silos]`."""
     sampling = gradient_variance_from(state) * parameters.sampling_variance(num_weights)
     return (parameters.dp_variance + sampling) * _noise_ratio(state, parameters)
 

@@ -2,33 +2,33 @@
 
 Guarantee: lambda is a function of released models and public parameters only: by post-processing it costs no epsilon.
 Assumes: every silo's weights after every round are covered by that silo's ledger, as DP-SGD's iterates are, even if a
-  step was chosen from earlier iterates; the party that computes lambda may see each silo's weights, not only their
-  mean; the values of `SiloParameters` are public. All silos take part in every round, pulled to the plain mean of their
+  step depends on earlier iterates; the party that computes lambda may see each silo's weights, not only their mean; the
+  values of `SiloParameters` are public. All silos take part in every round, and are pulled to the plain mean of their
   weights (with a weighted mean, the correction for a silo's own noise in the mean is approximate).
 
-The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.auto_prox.theory`), carried over from one
-noisy mean to noisy SGD. Let u_k, silo k's offset, be the silo's weights minus the mean of all silos' weights. Take a
-round's movement without the prox term, divide by the learning rate, and centre across silos. The rest is the pull of
-the data:
+The rule is MR-MTL's closed form, lambda_k = s_k / tau^2 (`tff_pdp.algorithms.auto_prox.theory`), applied to noisy SGD
+in place of one noisy mean. Let u_k, silo k's offset, be the silo's weights minus the mean of all silos' weights. Take a
+round's movement without the prox term, divide by the learning rate, and subtract the mean over silos. The result is the
+pull of the data:
 
     pull_k = f_k - H u_k + noise,    Var(noise) = (z_k C / B_k)^2 for each step and weight, known exactly.
 
 The force f_k is the descent direction of silo k's data at the mean. F is its variance between silos, per weight. The
 part of f_k that is due to the finite number of examples has variance xi_k = G / (n_k d), where G <= C^2 is the total
-variance of a clipped gradient. Small lambda follows the force and gathers noise: with curvature h and learning rate eta
-the offset settles at p (f_k + noise) with p = 1 / (h + lambda), and the expected loss, minus the loss at the mean, is
+variance of a clipped gradient. With curvature h and learning rate eta the offset settles at p (f_k + noise), p = 1 / (h
++ lambda): a small lambda lets in both force and noise. The expected loss, minus the loss at the mean, is
 
     R(p) = h p^2 (F + xi_k) / 2 - p F + p c_k,    c_k = eta h_mean (z_k C / B_k)^2 / 4,
 
-minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed.
-(The theory's correction for a silo's noise in the mean is added, with F - c_k for tau^2.) Unknown quantities:
+minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed. (The
+theory's correction for a silo's noise in the mean is added, with F - c_k in place of tau^2.) Unknown quantities:
 
-* h_mean, the mean curvature, comes from the regression of pulls on offsets, in each window of rounds by itself.
+* h_mean, the mean curvature, comes from the regression of pulls on offsets, separately in each window of rounds.
 * h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume that 1 / kappa of all
   directions have curvature kappa h_mean and the others none, with kappa = sqrt(d) / 2, between 1 (all) and d (one).
-* G comes from the scatter of pulls in excess of DP noise, shrunk to C^2 / 3. It is C^2 / 3 with full batches, which
-  have no such scatter, and nearly so under strong DP noise, whose effect on pulls is known only to a few percent.
-* F comes from products of pulls in neighbouring windows, with independent noise except for noise kept in offsets.
+* G comes from the scatter of pulls in excess of DP noise, shrunk to C^2 / 3. It stays C^2 / 3 with full batches, which
+  have no such scatter, and nearly C^2 / 3 under strong DP noise, whose effect on pulls is known only to a few percent.
+* F comes from products of pulls in neighbouring windows, whose noises are independent, up to noise kept in offsets.
 
 The force at the mean is visible only while offsets are small, and silos with large offsets slow the mean's learning.
 So the first half of training stays near FedAvg; then lambda falls, at most by a factor of three at a time. If h is
@@ -38,11 +38,11 @@ noise has no bound.
 
 At the last refresh lambda may grow to 0.9 / eta if F does not exceed the noise; one step's noise then remains.
 
-The constants were chosen once, by simulation on the School data and on digits. The estimates are good to about a factor
-of two; around the best lambda the loss is flat enough for that. Set lambda by hand where training ends far from
-convergence (the half near FedAvg slows it further: on School with a learning rate of 0.003 and epsilon 3, lambda ends
-worse than the mean of local training and FedAvg), or where silos are so different that local models need more than half
-of the rounds.
+The constants were chosen once, by simulation on the School data and on digits. The estimates are right to about a
+factor of two, which is enough: the loss is flat around the best lambda. Set lambda by hand where training ends far from
+convergence (the half near FedAvg slows convergence further: on School with a learning rate of 0.003 and epsilon 3, the
+result is worse than the mean of those of local training and FedAvg), or where silos are so different that local models
+need more than half of the rounds.
 """
 
 import dataclasses
@@ -79,13 +79,13 @@ _STRONG_PULL = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class AutoProx(Hook):
-    """Sets every silo's lambda, `prox_weight`, in a method whose silos keep `weights` and pull them to their `mean`.
+    """Sets every silo's lambda (`prox_weight`), where silos keep `weights` and the server keeps their `mean`.
 
     Guarantee: as in the docstring of this module.
 
     Attributes:
       parameters: public parameters of all silos.
-      num_weights: d, number of weights of one model, all tensors together.
+      num_weights: d, number of scalar weights of one model.
     """
 
     parameters: SiloParameters
@@ -94,7 +94,7 @@ class AutoProx(Hook):
     def init(self) -> Mapping[str, Any]:
         """Returns the state before the first round: a nest of arrays of fixed shapes and dtypes.
 
-        `prox_weights` has each silo's lambda for the next round, float32 `[silos]`; learning rate * lambda is below 1.
+        `prox_weights` has each silo's lambda for the next round, float32 `[silos]`, below 1 / learning rate.
         """
         num_silos = self.parameters.num_silos
         return {
@@ -166,7 +166,7 @@ def observe(
 
 
 def refresh(state: State, parameters: SiloParameters, round_number: int) -> dict[str, Any]:
-    """Returns the state with new lambdas and an empty window; call it where `is_refresh_round` is true."""
+    """Returns the state with new lambdas and an empty window; call it if `is_refresh_round` is true."""
     num_silos, num_weights = state["window"]["pull"].shape
     noise = noise_of_pull(state, parameters, num_weights)
     if round_number <= _NEAR_FED_AVG * parameters.rounds:

@@ -1,9 +1,9 @@
 """Finds MR-MTL's best pull in closed form, from private federated mean estimation.
 
-Each of K silos holds n values with variance sigma^2 around the silo's own centre; the centres have variance tau^2
-around a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s, and
-MR-MTL pulls that estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local
-training, infinity is FedAvg. Errors are expected squared distances to the silo's true centre.
+Each of K silos has n values with variance sigma^2 around the silo's own centre; the centres have variance tau^2 around
+a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s, and MR-MTL pulls that
+estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local training, infinity is FedAvg.
+Errors are expected squared distances to the silo's true centre.
 
 Source: Liu, Hu, Wu and Smith, "On privacy and personalization in cross-silo federated learning", NeurIPS 2022; section
 1.6 and appendix D of Liu's thesis, whose formula D.22 has n where it means n_k.

@@ -1,11 +1,11 @@
 """DP-pFedDSU: a shared body that uses and updates only its weights of large magnitude, and a head per client.
 
-The method is CENTAUR with two additions, named as in the paper. While the body's last layers are trained, a mask leaves
-only their largest weights (reparameterised training). A penalty draws the update's norm towards the clip norm (adaptive
-norm regularisation).
+The method is CENTAUR with two additions, named as in the paper. While the body's last layers are trained, a mask sets
+all but their largest weights to zero (reparameterised training). A penalty draws the update's norm towards the clip
+norm (adaptive norm regularisation).
 
-In the paper each client masks its upload, noise included, by its own final weights. The mask is then a function of the
-client's data that nothing protects: `mask_source="paper_client_mask"` is for comparison alone.
+In the paper each client masks its upload, noise included, by its own final weights. The mask is then an unprotected
+function of the client's data: `mask_source="paper_client_mask"` is for comparison alone.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def masked_names(body: Weights, sparse_layers: int) -> list[str]:
 
 
 def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Weights:
-    """Returns masks by name: ones for the share `sparsity` of largest magnitude in each tensor, zeros for the rest.
+    """Returns masks by name: ones for each tensor's largest weights (a share of `sparsity`), zeros for the rest.
 
     Weights as large as the smallest kept weight are all kept. Tensors that are not in `names` have ones everywhere.
 

@@ -5,9 +5,9 @@ HyperNetFL). Without privacy it is pFedHN (Shamsian et al., "Personalized Federa
 2021), whose steps are the same.
 
 Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) from its descriptor v,
-takes local steps to theta', and releases the matching change of phi: the transposed Jacobian by phi, times theta' -
-theta. Its descriptor moves by the transposed Jacobian by v, times the same difference, and never leaves the client. The
-descriptor is a function of raw data, and so is the model made from it: post-processing of phi alone covers neither.
+takes local steps to theta', and releases the matching change of phi: theta' - theta, times the transposed Jacobian of h
+by phi. The descriptor moves by the same difference, times the transposed Jacobian of h by v, and never leaves the
+client. Descriptor and model are functions of raw data: neither is post-processing of phi alone.
 """
 
 import dataclasses

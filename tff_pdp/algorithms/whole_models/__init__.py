@@ -1,12 +1,12 @@
 """Methods whose clients own a whole model, or share one.
 
 fed_avg: FedAvg
-finetune: each client alone, from the start or after FedAvg
+finetune: local training, from the start or after FedAvg
 mr_mtl: a pull to the mean of all models
 ditto: a shared model, and a model per client pulled to it
 mocha: models pulled to each other
 apfl: a shared model, mixed with a model per client
-pfedme: a shared model, and models per client pulled to it, which it follows
+pfedme: a model per client, pulled to a shared model, which follows the clients' models
 fed_nova: FedAvg of updates divided by the number of steps
-ifca: a model per cluster, and methods that go on from it
+ifca: a model per cluster, and methods that start with IFCA's clusters
 """

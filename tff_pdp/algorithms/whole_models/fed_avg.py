@@ -1,8 +1,8 @@
 """FedAvg (McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017).
 
 Each client starts from the shared weights, takes local steps and releases the difference; the server adds the uniform
-mean of the differences. Every client's model is the shared model. Weights by numbers of examples would make the mean
-depend on private counts.
+mean of the differences. Every client's model is the shared model. Weighting clients by numbers of examples would make
+the mean depend on private counts.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights

@@ -1,8 +1,8 @@
-"""Local training, and fine-tuning: FedAvg first, then every client goes on alone from the shared weights.
+"""Local training, and fine-tuning: FedAvg first, then every client continues alone from the shared weights.
 
-Local training is the baseline that personalisation has to beat: no bias from other clients, but the full variance of
-little data. Fine-tuning (Wang et al., "Federated Evaluation of On-device Personalization", arXiv:1910.10252) is the
-second baseline: once a client fine-tunes, it releases nothing more.
+Local training is the baseline that personalisation has to beat: it has no bias from other clients, but the full
+variance of little data. Fine-tuning (Wang et al., "Federated Evaluation of On-device Personalization",
+arXiv:1910.10252) is the second baseline: once a client fine-tunes, it releases nothing more.
 """
 
 import tensorflow as tf

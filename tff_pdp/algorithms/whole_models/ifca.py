@@ -1,8 +1,8 @@
 """IFCA, and four methods whose clusters IFCA forms in the first rounds.
 
-IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) selects privately here.
-Every client selects its cluster anew in every round. Selection reads all of a client's examples, so no sampling lowers
-its cost: over a whole training it can cost more than the gradients.
+In IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) every client selects its
+cluster anew in every round, here privately. Selection reads all of a client's examples, so no sampling lowers its cost:
+over a whole training it can cost more than the gradients.
 
 The methods named `ifca_...` select in the first rounds only, and train a cluster's model as IFCA does (Liu et al.,
 NeurIPS 2022, section 4, algorithm 2 and appendix C). Afterwards `ifca_fed_avg` trains each cluster's model by FedAvg;

@@ -2,9 +2,9 @@
 Learning", NeurIPS 2022).
 
 Each client keeps its own weights and trains them with a pull of strength lambda (`prox_weight`) to the mean of all
-clients' weights; it releases how far it moved, and the server moves the mean by the average. lambda = 0 is local
-training; a large lambda approaches FedAvg. Between the two, a client's DP noise is averaged away in the mean while
-its own data still shapes its own model.
+clients' weights; it releases its weights' movement, and the server adds the average movement to the mean. lambda = 0 is
+local training; a large lambda approaches FedAvg. Between the two, a client's DP noise is averaged away in the mean
+while its own data still shapes its own model.
 """
 
 from tff_pdp.algorithms.auto_prox.lambdas import AutoProx

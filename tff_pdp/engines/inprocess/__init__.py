@@ -2,7 +2,7 @@
 
 graphs: graphs imported into the function being traced
 evaluation: building blocks evaluated while tracing
-program: a computation as levels of statements, and its name across processes
+program: a computation as levels of statements, and its fingerprint
 stacked: graphs for one client, called for a stack of clients
 steps: the TensorFlow functions of one level
 clients: division of clients into calls and threads

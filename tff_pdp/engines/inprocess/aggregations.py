@@ -1,4 +1,4 @@
-"""Aggregates clients' values in sums: sums start at the server, clients are added, and the server finishes them."""
+"""Aggregates clients' values in sums: the server starts the sums, clients are added, the server makes the result."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ def specs(statement: Statement) -> list[tf.TensorSpec]:
 
 
 def start(statement: Statement, evaluator: Evaluator) -> Leaves:
-    """Returns the sums over no clients."""
+    """Returns the sums before any client is added."""
     if statement.uri == "federated_aggregate":
         zero = statement.value.argument[1]
         return structures.flatten(evaluator.evaluate(zero), _accumulate(statement).type_signature.result)

@@ -28,7 +28,7 @@ NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: on a CPU one per core at a time, on an accelerator one at a time."""
+    """Runs functions on one device: on a CPU as many at a time as there are cores, on an accelerator one at a time."""
 
     def __init__(self, device: str):
         self._device = device
@@ -66,14 +66,14 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
 
     Args:
       own: clients' values by name, which no other thread may arrange meanwhile.
-      mode: one by one, or as stacks.
+      mode: way in which clients are computed: one by one, or as stacks.
       clients_per_call: largest number of clients that are computed at a time.
 
     Returns:
-      For each lane a list of calls, each call as the int64 `[clients]` indices of its clients; empty without clients.
+      A list of calls for each lane; a call is its clients' indices, int64 `[clients]`. Without clients, no lanes.
 
     Raises:
-      CannotStack: the mode stacks clients, and a value holds a data set.
+      CannotStack: the mode stacks clients, and a value contains a data set.
     """
     if not own:
         return []
@@ -105,11 +105,11 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """A client step with the values that it takes.
+    """A client step, together with the values that it takes.
 
     Attributes:
-      step: step, traced for the mode.
-      mode: one by one, or as stacks.
+      step: the client step, traced for the mode.
+      mode: way in which clients are computed: one by one, or as stacks.
       types: types of values, by name.
       shared: leaves of the values that all clients share, in the order of the step's inputs.
       clients: clients' values by name, arranged for the mode.

@@ -30,7 +30,7 @@ class InProcessEngine(_tff.SyncContext):
     copied when they are passed to the next round.
 
     Attributes:
-      choices: choices of `auto` by fingerprint of the computation: one by one, or as stacks.
+      choices: modes that `auto` chose (one by one, or as stacks), by fingerprint of the computation.
     """
 
     name = "inprocess"

@@ -1,7 +1,7 @@
 """Evaluates the building blocks of a computation while a TensorFlow function is traced.
 
-Nothing here runs per round: references, selections and lambdas are resolved once, and what remains in the traced
-function is TensorFlow.
+None of this is repeated in rounds: references, selections and lambdas are resolved once, and only TensorFlow operations
+remain in the traced function.
 """
 
 from collections.abc import Callable, Mapping

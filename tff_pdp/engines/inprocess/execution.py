@@ -25,11 +25,11 @@ _TRIAL_CLIENTS = 32
 
 
 class LoadedProgram:
-    """A computation prepared for one device: lowered at once, traced at the first use of each step.
+    """A computation prepared for one device; it is lowered at once, and each step is traced at its first use.
 
     Attributes:
       computation: TFF's computation.
-      mode: mode that clients are computed in; None until it is chosen.
+      mode: way in which clients are computed (one by one, or as stacks); None until it is chosen.
     """
 
     def __init__(self, computation: Any, lanes: Lanes):
@@ -51,11 +51,11 @@ class LoadedProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Name of the computation across processes."""
+        """Name of the computation, the same in every process."""
         return fingerprint(self.program)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
-        """Divides the arguments of a call into leaves at the server and values of clients, by name.
+        """Divides the arguments of a call, by name, into leaves at the server and values of clients.
 
         Raises:
           TypeError: an argument has another type.
@@ -90,7 +90,7 @@ class LoadedProgram:
         Args:
           shared: leaves by argument name.
           own: clients' values by argument name; this call arranges them for the mode.
-          mode: one by one, or as stacks.
+          mode: way in which clients are computed: one by one, or as stacks.
           clients_per_call: largest number of clients that are computed at a time.
         """
         # Other calls may use the caller's objects meanwhile, and arrange them in another way.
@@ -110,7 +110,7 @@ class LoadedProgram:
     def compare(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
     ) -> dict[Mode, float]:
-        """Times both modes on some of the clients; their results are thrown away.
+        """Times both modes on some of the clients, and discards the results.
 
         Returns:
           Seconds by mode; no entry for a mode that cannot run this computation.

@@ -1,10 +1,10 @@
 """Lowers a computation to levels, each with the server's statements, every client's statements, and aggregations.
 
 TFF brings a computation into call-dominant form: a list of named calls. The server's statements of level 0 depend on no
-client, the clients' statements of level 0 on the server's; the server can use the aggregates of level n at level n + 1.
-Each level is traced into one TensorFlow function for the server and one for the clients.
+client; the clients' statements of a level may depend on the server's; the server can use the aggregates of level n at
+level n + 1. Each level is traced into one TensorFlow function for the server and one for the clients.
 
-`fingerprint` names a computation across processes, in which TensorFlow's names of functions differ.
+`fingerprint` gives a computation the same name in all processes, though TensorFlow's names of functions differ.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Argument:
     """One member of the computation's parameter: a federated value, or one without placement.
 
     Attributes:
-      path: indices of the member in the parameter, from the outermost.
+      path: indices that lead from the parameter to the member, the outermost first.
       name: name under which statements find the member's leaves.
       value_type: type of the member, without placement.
       varies: whether every client has its own value.
@@ -141,7 +141,7 @@ def lower(computation: Any) -> Program:
 
 
 def without_placement(value_type: Any) -> Any:
-    """Returns the type of the value at each place."""
+    """Returns the type of the value at one place."""
     return value_type.member if isinstance(value_type, _tff.FederatedType) else value_type
 
 
@@ -154,7 +154,7 @@ def _statement(name: str, value: Any) -> Statement:
 
 
 def references(block: Any) -> Iterator[str]:
-    """Yields the names that an expression refers to, also names bound inside it, which are unique and harmless."""
+    """Yields the names that an expression refers to, even if bound inside it: bound names are unique, so harmless."""
     if isinstance(block, _tff.Reference):
         yield block.name
     else:

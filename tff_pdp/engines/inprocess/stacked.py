@@ -47,8 +47,8 @@ class CannotStack(Exception):
 def call_stacked(num_clients: tf.Tensor) -> Callable[[Graph, list[Any]], list[Column]]:
     """Builds `(graph, columns) -> columns`, which calls a graph for a stack of clients.
 
-    A graph on values that all clients share is called once. A graph that only calls a `vectorizable` function is
-    replaced by that function's form for stacks. All other graphs go through `tf.vectorized_map`.
+    A graph whose inputs are all shared by the clients is called once. A graph that only calls a `vectorizable` function
+    is replaced by that function's form for stacks. All other graphs go through `tf.vectorized_map`.
     """
 
     def call(graph: Graph, inputs: list[Any]) -> list[Column]:

@@ -49,7 +49,7 @@ class Wiring:
         return [name for child in source.children() for name in self._names(child)]
 
     def environment(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns values by name for expressions, with the parameter's members inside the parameter."""
+        """Returns the values by name, as expressions refer to them: members of the parameter inside the parameter."""
         environment = dict(values)
         if self.program.parameter is not None:
             environment[self.program.parameter] = self._parameter(self.program.parameter_type, (), values)
@@ -180,7 +180,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
 
 
 def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:
-    """Traces the merging of a level's sums over two sets of clients: takes the leaves of both, one after the other."""
+    """Traces the merging of a level's sums over two sets of clients; takes one set's leaves, then the other's."""
     statements = wiring.program.levels[number].aggregations
     specs = [spec for statement in statements for spec in aggregations.specs(statement)]
 
