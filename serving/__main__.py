@@ -1,4 +1,4 @@
-"""Defines the program `serving` (or `python -m serving`): commands on exports, which `tff-pdp` has too."""
+"""Defines the program `serving` (or `python -m serving`); the program `tff-pdp` has the same commands, too."""
 
 import functools
 import sys

@@ -1,4 +1,4 @@
-"""Hashes clients' ids with a key, so that a served file does not name anyone."""
+"""Hashes clients' ids with a secret key, so that an export does not name any client."""
 
 import contextlib
 import hashlib
@@ -17,11 +17,11 @@ _FINGERPRINTED = b"fingerprint\n"
 
 
 class ClientIdHash:
-    """Turns clients' ids into the ids of an export: HMAC-SHA256 under a secret key, 32 hex digits.
+    """Turns a client's id into its id in an export: the first 32 hex digits of HMAC-SHA256 under a secret key.
 
     An id has the same hash in every version, so callers may store hashes. Without the key, nobody can tell from an
-    export who its clients are, or test whether a guessed id is among them; with the key, anybody can. A hash is a
-    pseudonym: rows are still personal data.
+    export who its clients are, or test whether the export has a guessed id; with the key, anybody can do both. A hash
+    is a pseudonym: the rows of an export are still personal data.
 
     Example:
       >>> ClientIdHash(bytes(32))("alice")
@@ -35,7 +35,7 @@ class ClientIdHash:
         self._key = key
 
     def __call__(self, client_id: str) -> str:
-        """Returns the hash that exports and requests have for an id; the empty id (the global model) stays empty.
+        """Returns the hash by which exports and requests name a client; an empty id (the global model) stays empty.
 
         Raises:
           ServingError: the id is not valid Unicode.
@@ -51,7 +51,7 @@ class ClientIdHash:
 
     @classmethod
     def load(cls, path: Path) -> "ClientIdHash":
-        """Reads a key that `load_or_create` wrote; raises ServingError where the file is missing or damaged."""
+        """Reads a key that `load_or_create` wrote; raises ServingError if the file is missing or damaged."""
         try:
             text = path.read_text(encoding="ascii")
         except FileNotFoundError as error:
@@ -70,9 +70,9 @@ class ClientIdHash:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "ClientIdHash":
-        """Reads the key; without a file, first writes a key of the operating system's entropy, for its owner alone.
+        """Reads the key; if there is no file, first writes one with a new random key that only its owner can read.
 
-        Processes that call this at the same moment all get the same key.
+        Processes that call this at the same moment all get the same key, drawn from the operating system's entropy.
 
         Raises:
           ServingError: the file is damaged, or cannot be written.
@@ -86,7 +86,7 @@ class ClientIdHash:
 
 
 def encode_id(client_id: str) -> bytes:
-    """Encodes an id in UTF-8, as exports and requests hold it; raises ServingError unless it is valid Unicode."""
+    """Encodes an id in UTF-8, as exports and requests do; raises ServingError if the id is not valid Unicode."""
     try:
         return client_id.encode()
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
-"""Runs the commands on exports: serve, verify, hash clients' ids, write a kit for production, move labels.
+"""Defines the commands on exports: serve, verify, client-id (hash ids), deploy (write a kit), rollout (move labels).
 
-A command imports TensorFlow only if it needs TensorFlow, when it runs; `verify` leaves the import to another process.
+A command that needs TensorFlow imports it only when the command runs; `verify` uses TensorFlow in another process.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class Serve(Command):
     at_most_one = (("batching_parameters_file", "batching"),)
 
     def run(self) -> Outcome:
-        """Serves until interrupted or terminated."""
+        """Serves until Ctrl-C or SIGTERM."""
         from serving.server.embedded import EmbeddedServer
         from serving.server.options import BatchingOptions, Limits, read_batching_file
         from serving.tf_serving import ServedModel, read_model_config_file
@@ -201,7 +201,7 @@ class Rollout(Command):
       %(prog)s runs/x/export/digits --model-name digits --promote --address 127.0.0.1:8500
       %(prog)s runs/x/export/digits --model-name digits --stable 3      # back to the old version
     With --address, the server first loads the versions, and then moves the labels; models.config is written last. If
-    the server fails on the way, it is sent its previous list again.
+    loading the versions or moving the labels fails, the server gets its previous list again.
 
     Attributes:
       base_path: folder of the model's versions.

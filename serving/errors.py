@@ -1,4 +1,4 @@
-"""Defines how one request fails: a gRPC status code, its HTTP status, and a message of bounded length."""
+"""Defines the error of a request: a gRPC status code with its HTTP status, and a message of bounded length."""
 
 import logging
 import traceback
@@ -27,7 +27,7 @@ CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class RequestError(Exception):
-    """A request that cannot be answered: the gRPC status code, and the message for the caller."""
+    """A request cannot be answered; the error has the gRPC status code and the message for the caller."""
 
     def __init__(self, code: grpc.StatusCode, message: str):
         super().__init__(message)
@@ -41,7 +41,7 @@ class RequestError(Exception):
 
 
 def invalid_argument(message: str) -> RequestError:
-    """Builds the error INVALID_ARGUMENT, for a request that is wrong on any server."""
+    """Builds the error INVALID_ARGUMENT, for a request that no server could answer."""
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
@@ -49,6 +49,6 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 
 
 def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs the type and place of an unexpected error, not its message, which may quote a request."""
+    """Logs the type and traceback of an unexpected error; the message is left out, as it may quote a request."""
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed with %s:\n%s", what, type(error).__name__, places)

@@ -1,4 +1,4 @@
-"""Holds every client's model in the form in which it is served: shared arrays once, clients' own arrays stacked."""
+"""Defines the form in which all clients' models are served: shared arrays are held once, clients' own are stacked."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +26,11 @@ class PersonalModels:
       model: the model that every client runs.
       client_ids: ids of the clients in requests, all different.
       rows: int32 `[clients]`, the row of each client.
-      shared: arrays that are held once, by name.
-      stacked: arrays `[rows, ...]` by name, a row for every model, the global model first.
-      make_weights: `(shared, own) -> weights of the model`, pure TensorFlow; None where `shared` and `stacked` together
-        name each weight once. For a hypernetwork, `(parameters, descriptor) -> weights`.
-      layout: `stacked`, `clusters` (rows that several clients own) or `hypernetwork` (rows that weights are made from).
+      shared: arrays that all models have in common, by name.
+      stacked: arrays `[rows, ...]` by name, with one row for every model; the global model's row is the first.
+      make_weights: function `(shared, own) -> weights of the model` in TensorFlow operations, for a hypernetwork
+        `(parameters, descriptor) -> weights`; None if the weights are the arrays of `shared` and `stacked` themselves.
+      layout: `stacked`, `clusters` (several clients may own a row) or `hypernetwork` (weights are made from rows).
     """
 
     model: Model
@@ -48,20 +48,20 @@ class PersonalModels:
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of all arrays: about the size of an export on disk and, loaded, in memory."""
+        """Returns the bytes of all arrays, about the size of an export on disk and, once it is loaded, in memory."""
         return sum(array.nbytes for array in (*self.shared.values(), *self.stacked.values()))
 
     @property
     def values_per_client(self) -> int:
-        """Returns the number of values in one row of all stacks together."""
+        """Returns the number of values that one row has in all stacks together."""
         return sum(int(np.prod(stack.shape[1:], dtype=np.int64)) for stack in self.stacked.values())
 
     def weights_of_row(self, row: int) -> Weights:
-        """Returns the weights of one model, by name: arrays, or eager tensors where `make_weights` makes them."""
+        """Returns the weights of a row's model, by name: arrays, or eager tensors if `make_weights` makes them."""
         return self.weights_of({name: stack[row] for name, stack in self.stacked.items()})
 
     def weights_of(self, own: Arrays) -> Weights:
-        """Returns the weights of a row that need not be in the stacks, as `weights_of_row` does."""
+        """Returns the same as `weights_of_row` for a given row, `own`, which need not be in the stacks."""
         if self.make_weights is None:
             return {**self.shared, **own}
         shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}

@@ -1,4 +1,4 @@
-"""Names conventions of TensorFlow Serving (image, paths, JSON), and reads and writes its `models.config`."""
+"""Defines names and forms that TensorFlow Serving uses (image, paths, JSON), and reads and writes `models.config`."""
 
 import dataclasses
 import logging
@@ -34,23 +34,23 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    """Serves the `num_versions` newest versions, at least 1; with None, every version."""
+    """The policy that serves the `num_versions` newest versions (at least 1), or all versions if it is None."""
 
     num_versions: int | None
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns the versions to serve, out of the versions found."""
+        """Returns those of the versions found that are to be served."""
         return set(sorted(versions)[-self.num_versions :] if self.num_versions else versions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Specific:
-    """Serves the named versions, and no others."""
+    """The policy that serves the named versions, and no others."""
 
     versions: tuple[int, ...]
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns the versions to serve, as `Latest.choose` does."""
+        """Returns those of the versions found that are to be served."""
         return set(versions) & set(self.versions)
 
 
@@ -63,9 +63,9 @@ class ServedModel:
 
     Attributes:
       name: model's name in requests.
-      base_path: folder whose all-digit children are the versions.
-      policy: chooses the versions to serve.
-      labels: version numbers by label.
+      base_path: folder of the versions, each a folder whose name is the version's number.
+      policy: policy that chooses the versions to serve.
+      labels: version number for each label.
     """
 
     name: str
@@ -78,7 +78,7 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
     """Reads TensorFlow Serving's `models.config`, the text form of a `ModelServerConfig`.
 
     Raises:
-      ServingError: the file cannot be read, or its list cannot be served.
+      ServingError: the file cannot be read, or `from_proto` refuses its list of models.
     """
     try:
         config = text_format.Parse(path.read_text(encoding="utf-8"), model_server_config_pb2.ModelServerConfig())
@@ -91,9 +91,9 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
 
 
 def from_proto(config: model_server_config_pb2.ModelServerConfig) -> list[ServedModel]:
-    """Reads a list of models, with the checks and messages of TensorFlow Serving.
+    """Reads a list of models; checks it, and words its errors, as TensorFlow Serving does.
 
-    Two checks are stricter: names must be valid in a URL, and folders must be on this machine.
+    Two checks are stricter than TensorFlow Serving's: names must be valid in URLs, and folders must be local paths.
 
     Raises:
       RequestError: INVALID_ARGUMENT for the first entry that is wrong.
@@ -162,12 +162,12 @@ def _policy(entry: model_server_config_pb2.ModelConfig) -> VersionPolicy:
 
 
 def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
-    """Writes a file that `--model_config_file` and `read_model_config_file` read."""
+    """Writes a `models.config`, for TensorFlow Serving's `--model_config_file` and for `read_model_config_file`."""
     replace_text(path, text_format.MessageToString(to_proto(models)))
 
 
 def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
-    """Converts a list of models to the message that `ReloadConfigRequest` holds."""
+    """Converts a list of models to a `ModelServerConfig`, the message in files and in a `ReloadConfigRequest`."""
     config = model_server_config_pb2.ModelServerConfig()
     for model in models:
         entry = config.model_config_list.config.add(
@@ -187,13 +187,13 @@ def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServ
 
 
 def owner(path: Path) -> str:
-    """Returns a folder's owner as `user:group` in numbers, for containers; if the owner is root, nobody's numbers."""
+    """Returns the numbers `user:group` of a folder's owner, for containers; those of nobody if the owner is root."""
     stat = path.stat()
     return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{NOBODY}:{NOBODY}"
 
 
 def to_dict(message: Message) -> dict[str, Any]:
-    """Converts a message to JSON values, every field under its own name, zeros included."""
+    """Converts a message to JSON values; fields keep their names, and fields with default values are included."""
     return json_format.MessageToDict(
         message,
         preserving_proto_field_name=True,

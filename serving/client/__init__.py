@@ -1,8 +1,8 @@
-"""Clients for gRPC and REST.
+"""Asks model servers over gRPC or REST.
 
-answers: what clients return
-calls: deadline, retries, time-outs of whole answers
+answers: the results of calls
+calls: deadlines and retries of calls, and time-outs that hold for a whole answer
 model_client: the interface of both clients
-grpc_client: over gRPC
-rest_client: over REST, without TensorFlow
+grpc_client: the client for gRPC
+rest_client: the client for REST, which does not need TensorFlow
 """

@@ -1,4 +1,4 @@
-"""Defines the answers of clients: predictions, the state of versions, and the signatures of a model."""
+"""Defines the results of calls to a server: predictions, states of versions, and signatures of a model."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ class Prediction:
     """The answer of `predict` for a batch.
 
     Attributes:
-      answers: float32, probabilities `[n, num_classes]`, or a regression's values `[n]`.
+      answers: probabilities, float32 `[n, num_classes]`; for a regression, values, float32 `[n]`.
       personalized: bool `[n]`; false where the client is unknown and the global model answered.
     """
 
@@ -24,7 +24,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """The answer of `classify` for a batch: labels, string `[n, k]`, and the probability of each, float32 `[n, k]`."""
+    """The answer of `classify` for a batch: labels, string `[n, k]`, and their probabilities, float32 `[n, k]`."""
 
     classes: np.ndarray
     scores: np.ndarray
@@ -32,7 +32,7 @@ class Classification:
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """The answer of `regress` for a batch: float32 `[n]`."""
+    """The answer of `regress` for a batch: predicted values, float32 `[n]`."""
 
     values: np.ndarray
 
@@ -65,7 +65,7 @@ class TensorDescription:
 
     Attributes:
       dtype: name of the dtype in TensorFlow's protos, such as `DT_FLOAT`.
-      shape: size of each dimension, None for an open size; only None where the rank is open.
+      shape: size of each dimension, with None for each open size; None if the number of dimensions is open.
     """
 
     dtype: str
@@ -91,7 +91,7 @@ class ModelMetadata:
 
 
 def answers_name(outputs: Collection[str]) -> str:
-    """Returns the name of the answers among the outputs of `predict`: of a regression, or else of a classifier."""
+    """Returns the key of the answers among these keys of outputs: `values` for a regression, else `probabilities`."""
     return "values" if "values" in outputs else "probabilities"
 
 
@@ -106,7 +106,7 @@ def version_states(document: Mapping[str, Any]) -> list[VersionState]:
 
 
 def metadata(document: Mapping[str, Any]) -> ModelMetadata:
-    """Reads the JSON form of a `GetModelMetadataResponse`; errors as in `version_states`."""
+    """Reads the JSON form of a `GetModelMetadataResponse`; raises the same errors as `version_states`."""
     spec = document["model_spec"]
     signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
     read = {

@@ -1,6 +1,6 @@
-"""Makes one call over an unreliable network: its errors, its deadline and its retries.
+"""Makes calls over an unreliable network, with a deadline and retries, and defines their errors.
 
-Over HTTP, a time-out holds for the whole answer, head and body, not for each read.
+Over HTTP, a time-out limits the time of the whole answer (head and body), not the time of each read.
 """
 
 import functools
@@ -24,11 +24,11 @@ Answer = TypeVar("Answer")
 
 
 class ServerError(ServingError):
-    """A server answered with an error, or not at all.
+    """A server answered with an error, or did not answer.
 
     Attributes:
-      address: the server's `host:port`, or the URL.
-      code: gRPC's name of the status, such as `NOT_FOUND`, or over REST the HTTP status, such as `404`.
+      address: the server's `host:port`, or its URL.
+      code: over gRPC the name of the status, such as `NOT_FOUND`; over REST the HTTP status, such as `404`.
       message: message of the server.
     """
 
@@ -40,7 +40,7 @@ class ServerError(ServingError):
 
 
 class UnavailableError(ServerError):
-    """Nobody answered, or the server is unavailable at the moment. Only after this error is a call tried again."""
+    """No server answered, or the server says that it is unavailable. Calls are retried after this error only."""
 
     def __init__(self, address: str, code: str, message: str):
         super().__init__(address, code, message)
@@ -48,10 +48,10 @@ class UnavailableError(ServerError):
 
 
 class Deadline:
-    """The time limit of one call, retries and parts included."""
+    """The time limit of one call, with all its retries and with all parts of a divided batch."""
 
     def __init__(self, seconds: float):
-        """Starts the time."""
+        """Sets the deadline to `seconds` from now."""
         self._seconds = seconds
         self._end = time.monotonic() + seconds
 
@@ -70,20 +70,21 @@ class Deadline:
 def call_with_retries(
     attempt: Callable[[float], Answer], address: str, deadline: Deadline, max_attempts: int
 ) -> Answer:
-    """Calls `attempt` until it returns or fails for good, or the attempts or the time are used up.
+    """Calls `attempt` until it returns or raises an error that is not retried, or until no attempts or time are left.
 
-    The longest pause doubles from one attempt to the next. A pause is drawn between half of the longest pause and all
-    of it, so that clients that failed together do not return together.
+    Each pause between attempts is drawn at random, between half of its upper limit and the limit, so that clients that
+    failed at the same moment do not all try again together. The limit doubles with every attempt, up to two seconds.
 
     Args:
-      attempt: makes one attempt within the given seconds; raises `UnavailableError` if another attempt may help.
+      attempt: function that makes one attempt, within the seconds that it gets as argument; it raises
+        `UnavailableError` if another attempt may help.
       address: address of the server, for messages.
       deadline: time limit of all attempts together.
       max_attempts: largest number of attempts, at least 1.
 
     Raises:
-      UnavailableError: no attempt was answered.
-      ServerError: the deadline passed, or an attempt failed for good.
+      UnavailableError: every attempt failed with this error.
+      ServerError: the deadline passed, or an attempt failed with another error.
     """
     longest = FIRST_PAUSE_SECONDS
     for attempts_left in reversed(range(max_attempts)):
@@ -99,9 +100,9 @@ def call_with_retries(
 
 
 def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
-    """Builds a pool of connections that keep to `urllib3.Timeout(total=...)`, however slowly an answer arrives.
+    """Builds a pool of connections that keep `urllib3.Timeout(total=...)` even if an answer arrives in small pieces.
 
-    At most `max_kept` connections are kept open between calls. `url` has scheme, host and port; if it is malformed,
+    At most `max_kept` connections stay open between calls. `url` has scheme, host and port; if `url` is malformed,
     LocationParseError or ValueError is raised.
     """
     pool = urllib3.connection_from_url(url, maxsize=max_kept)

@@ -1,4 +1,4 @@
-"""Asks a server over gRPC. Importing this module imports TensorFlow, whose messages make up requests."""
+"""Asks a server over gRPC. Importing this module imports TensorFlow, because requests contain TensorFlow's messages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Answer = TypeVar("Answer")
 class GrpcClient(ModelClient[Message]):
     """Calls the gRPC API over one channel.
 
-    `credentials` are those of gRPC, such as `grpc.ssl_channel_credentials()`; None for an unencrypted connection.
+    `credentials` are gRPC's credentials, such as `grpc.ssl_channel_credentials()`; with None, nothing is encrypted.
     """
 
     _: dataclasses.KW_ONLY

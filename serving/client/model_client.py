@@ -21,7 +21,7 @@ Client = TypeVar("Client", bound="ModelClient")
 
 
 class Version(TypedDict, total=False):
-    """The version to ask, by number or by label; by default the newest version."""
+    """The version to ask, by number or by label; the newest version if both are None."""
 
     version: int | None
     label: str | None
@@ -29,7 +29,7 @@ class Version(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Examples of clients: float32 `[n, *shape]` under the key `x`, or encoded images under `image_bytes`."""
+    """Clients' ids and examples: float32 `[n, *shape]` with the key `x`, or encoded images with `image_bytes`."""
 
     client_ids: Sequence[str]
     key: str
@@ -39,30 +39,30 @@ class Batch:
         return len(self.client_ids)
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Returns the examples `start` to `stop`, the latter excluded."""
+        """Returns the batch of the examples from `start` up to but not including `stop`."""
         return Batch(self.client_ids[start:stop], self.key, self.values[start:stop])
 
 
 @dataclasses.dataclass(eq=False)
 class ModelClient(abc.ABC, Generic[Payload]):
-    """Asks personalised models of this package, on the embedded server or TensorFlow Serving.
+    """Sends requests to personalised models of this package, on the embedded server or on TensorFlow Serving.
 
-    A client is safe to use from many threads. Close it, or use it as a context manager.
+    A `ModelClient` may be used by many threads. Close it, or use it as a context manager.
 
     A batch above `max_batch_size` or `max_message_bytes` is sent in parts, one after another, and the answers are
-    joined in order. While one version replaces another, parts may get answers of different versions: name a version
-    where that matters.
+    joined in order. While one version replaces another, different versions may answer the parts: name a version if
+    all answers must come from the same one.
 
-    A call that finds no server, loses the connection before an answer or gets the error `UNAVAILABLE` is tried again
-    until its deadline; a call with any other error is not.
+    If there is no server, the connection breaks before the answer, or the server answers `UNAVAILABLE`, a request is
+    sent again, up to `max_attempts` times and until the call's deadline. After any other error it is not sent again.
 
     Attributes:
-      address: `host:port`; for REST also a URL such as `https://models.example.org`. Nothing connects before a call.
-      timeout_seconds: time limit of one call, retries and parts included.
-      client_id_hash: function from clients' ids to ids in the export, usually a `serving.client_ids.ClientIdHash`; None
-        where callers pass ids in the export.
+      address: `host:port`; for REST also a URL such as `https://models.example.org`. The first call connects.
+      timeout_seconds: time limit of one call, with all its retries and parts.
+      client_id_hash: function from a client's id to its id in the export, usually a `serving.client_ids.ClientIdHash`;
+        None if callers pass the ids of the export.
       max_batch_size: largest number of examples in one request.
-      max_message_bytes: largest size of a request and of an answer, in bytes.
+      max_message_bytes: largest size of a request, and largest size of an answer, in bytes.
       max_attempts: largest number of times that one request is sent.
 
     Raises:
@@ -88,14 +88,14 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
         Args:
           model_name: model's name in requests.
-          client_ids: one id for each example; an empty id asks for the global model.
+          client_ids: one id for each example; for an empty id, the global model answers.
           x: examples, float32 `[n, *input_shape]`.
-          **version: version to ask, `version=3` or `label="stable"`; by default the newest version.
+          **version: version to ask, such as `version=3` or `label="stable"`; by default the newest version.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the request.
-          ServingError: the batch is empty or has not one id for each example, an id is not valid Unicode, or an example
-            does not fit into the largest message.
+          ServingError: the batch is empty, the numbers of ids and examples differ, an id is not valid Unicode, or one
+            example is larger than `max_message_bytes`.
         """
         batch = self._batch(client_ids, "x", _numbers(x))
         return Prediction(*self._joined(PREDICT, ModelSpec(model_name, **version), "", batch))
@@ -103,7 +103,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def predict_images(
         self, model_name: str, client_ids: Sequence[str], images: Sequence[bytes], **version: Unpack[Version]
     ) -> Prediction:
-        """Predicts images, given as bytes of PNG or JPEG files, for a model of images; otherwise like `predict`."""
+        """Predicts images, given as the contents of PNG or JPEG files; the rest is as in `predict`."""
         if not all(isinstance(image, bytes) for image in images):
             raise ServingError("Images are the bytes of image files; pass arrays of pixels to predict.")
         batch = self._batch(client_ids, "image_bytes", images)
@@ -112,20 +112,20 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def classify(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Classification:
-        """Classifies each example, sent as `tf.Example`; arguments and errors as in `predict`."""
+        """Classifies each example, sent as `tf.Example`; arguments and errors are those of `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
         return Classification(*self._joined(CLASSIFY, ModelSpec(model_name, **version), CLASSIFY, batch))
 
     def regress(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
     ) -> Regression:
-        """Predicts the value of each example, sent as `tf.Example`; arguments and errors as in `predict`."""
+        """Predicts the value of each example, sent as `tf.Example`; arguments and errors are those of `predict`."""
         batch = self._batch(client_ids, "x", _numbers(x))
         return Regression(*self._joined(REGRESS, ModelSpec(model_name, **version), REGRESS, batch))
 
     @abc.abstractmethod
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks for the states of all versions that the server has seen, or of one version.
+        """Asks for the states of all versions that the server has seen, or for the state of one named version.
 
         Raises:
           ServerError: the server cannot be reached in time or does not know the model or version.
@@ -133,7 +133,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     @abc.abstractmethod
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks for the signatures of the newest version, or of the version named.
+        """Asks for the signatures of the newest version, or for those of a named version.
 
         Raises:
           ServerError: the server cannot be reached in time or has not loaded the model or version.

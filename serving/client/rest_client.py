@@ -1,4 +1,4 @@
-"""Asks a server over REST, in JSON documents and without TensorFlow."""
+"""Asks a server over REST, with JSON; does not import TensorFlow."""
 
 import base64
 import dataclasses
@@ -24,7 +24,7 @@ from tff_pdp.errors import ServingError
 
 
 def request(method: str, signature_name: str, batch: Batch) -> bytes:
-    """Writes the body of a request: columns for `predict`, examples for `classify` and `regress`."""
+    """Writes the body of a request: columns (`inputs`) for `predict`, `examples` for `classify` and `regress`."""
     document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
     if method == PREDICT:
         document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
@@ -37,7 +37,7 @@ def request(method: str, signature_name: str, batch: Batch) -> bytes:
 
 
 def read(body: bytes) -> Any:
-    """Parses the body of an answer; raises ValueError for anything but JSON."""
+    """Parses the body of an answer; raises ValueError if the body is not JSON."""
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -46,7 +46,7 @@ def read(body: bytes) -> Any:
 
 
 def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
-    """Reads the arrays in the answer to `request`, as `ModelClient._call` returns them.
+    """Returns the arrays in the parsed answer to `request`, in the order that `ModelClient._call` returns them.
 
     Raises:
       KeyError, TypeError, ValueError: the document is not the answer of a personal model.
@@ -63,7 +63,7 @@ def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
 
 
 def error_message(body: bytes) -> str:
-    """Returns the message in the body of an error, which is JSON or, from other servers, text."""
+    """Returns the message in the body of an error; a body that is not JSON, as from a proxy, is the message itself."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -92,9 +92,10 @@ _SERVICE_UNAVAILABLE = 503
 
 @dataclasses.dataclass(eq=False)
 class RestClient(ModelClient[bytes]):
-    """Calls the REST API, over connections that are kept open. Proxies in the environment are ignored.
+    """Calls the REST API over connections that stay open between calls. Proxies in the environment are ignored.
 
-    A call that opens a connection may take twice its time limit, if the host's name or addresses do not answer.
+    A call that opens a connection may take twice its time limit if the host's name is not resolved in time, or if the
+    host's addresses do not answer.
 
     Raises:
       ServingError: a limit is not positive, or the address is malformed.

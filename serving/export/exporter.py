@@ -1,4 +1,4 @@
-"""Exports personal models as one SavedModel for all clients, verified before any server can see it."""
+"""Exports personal models as one SavedModel for all clients, and verifies it before any server can see it."""
 
 import contextlib
 import dataclasses
@@ -34,30 +34,30 @@ def export_models(
     references: Mapping[str, Arrays] | None = None,
     further_expectations: Sequence[Expectation] = (),
 ) -> Path:
-    """Writes, verifies and publishes the next version, one SavedModel for all clients.
+    """Writes, verifies and publishes the next version: one SavedModel for all clients.
 
     | signature | takes | returns |
     |---|---|---|
     | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized` bool `[n]` |
-    | `predict_images`, for images | `client_id`, `image_bytes` string `[n]` | the same |
-    | `classify` | `inputs` string `[n]`: `tf.Example`s of the above | `classes` string, `scores` `[n, num_classes]` |
+    | `predict_images`, for images | `client_id`, `image_bytes` string `[n]` | the same as `predict` |
+    | `classify` | `inputs` string `[n]`: `tf.Example`s with `client_id`, `x` | `classes`, `scores` `[n, num_classes]` |
     | `regress` | the same as `classify` | `outputs` float32 `[n]` |
 
-    `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `probabilities` float32 `[n, num_classes]`; `values`
-    (of a regression) is float32 `[n]`. A batch may mix clients; the global model answers an unknown or empty id.
+    `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `classes` string; `probabilities` and `scores` are
+    float32 `[n, num_classes]`, `values` (of a regression) float32 `[n]`. The global model answers unknown ids.
 
-    The export holds client ids as they are given and weights fitted to single clients: both are personal data. Pass
-    keyed hashes as ids unless the ids may be published.
+    The export has the client ids and weights fitted to single clients: both are personal data. Pass keyed hashes as
+    ids unless the ids may be published. Requests may mix clients in a batch.
 
     Args:
-      held: directory of all versions of the model, held by `versions.hold`.
+      held: directory of all versions of the model, as `versions.hold` yields it.
       models: models to serve.
       model_name: model's name in requests.
-      privacy_report: JSON values, stored as `assets.extra/privacy_report.json`.
-      model_card: JSON values, stored as `assets.extra/model_card.json`.
-      process: the process that verifies.
-      references: all weights of some clients, by id ("" for the global model), computed independently of `models`: the
-        export must answer random examples like `model.predict` with these weights. By default the weights of 32
+      privacy_report: JSON values to be stored as `assets.extra/privacy_report.json`.
+      model_card: JSON values to be stored as `assets.extra/model_card.json`.
+      process: process that verifies the export.
+      references: all weights of some clients, by id ("" for the global model), computed independently of `models`. The
+        export must answer random examples as `model.predict` does with these weights. Default: weights of the first 32
         clients in `models`.
       further_expectations: further requests and their right answers, such as answers of the previous version.
 
@@ -65,8 +65,8 @@ def export_models(
       The published directory, `<held>/<version>`.
 
     Raises:
-      ServingError: an argument does not fit the model, or the export fails its verification. Nothing is published, and
-        nothing is left that looks like a version.
+      ServingError: an argument does not fit the model, or the export fails its verification. Nothing is published then,
+        and no folder is left that a server could take for a version.
     """
     layout.check_model_name(model_name)
     check_models(models)
@@ -95,9 +95,10 @@ def publish(
     process: FreshProcess,
     details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes models that passed `check_models`, verifies and publishes them; returns the version's directory.
+    """Writes a version of models that passed `check_models`, verifies and publishes it, and returns its directory.
 
-    `details` are further JSON values for the manifest; other arguments and errors are those of `export_models`.
+    `details` are further JSON values for the manifest, `expected` are requests and their right answers; the other
+    arguments and the errors are those of `export_models`.
     """
     with staged_version(held) as (number, staging), _naming_disk_of(staging):
         signatures = _write_saved_model(staging, models)

@@ -26,8 +26,8 @@ class LayoutSize:
 
     Attributes:
       bytes_on_disk: bytes of all files of one version.
-      bytes_in_memory: memory of a server that holds one version; the server holds two while one replaces the other.
-      bytes_per_example: memory of a running request for the weights of each example.
+      bytes_in_memory: memory of a server that holds one version; while a version replaces another, both are in memory.
+      bytes_per_example: memory that a running request takes for each example's weights.
     """
 
     bytes_on_disk: int
@@ -35,7 +35,7 @@ class LayoutSize:
     bytes_per_example: int
 
     def text(self) -> str:
-        """Returns the three sizes in words."""
+        """Returns the three sizes as text."""
         return (
             f"{_megabytes(self.bytes_on_disk)} on disk, {_megabytes(self.bytes_in_memory)} in a server's memory, and "
             f"{_megabytes(self.bytes_per_example)} for each example of a running request"
@@ -54,7 +54,7 @@ def estimate(models: PersonalModels) -> LayoutSize:
 
 
 def weight_bytes_per_example(models: PersonalModels) -> int:
-    """Returns the bytes that each example of a batch takes: values gathered from stacks, and weights made of them."""
+    """Returns the bytes of one example's weights: values gathered from stacks, and weights made from these values."""
     gathered = _FLOAT_BYTES * models.values_per_client
     if models.make_weights is None:
         return gathered
@@ -67,10 +67,10 @@ def _megabytes(nbytes: int) -> str:
 
 
 def check_models(models: PersonalModels) -> None:
-    """Checks that every client has a row, and every row makes weights of the model.
+    """Checks the layout, ids, rows and weights: each client must have a row, and rows must fit the model.
 
     Raises:
-      ServingError: naming the weight and the client that do not fit.
+      ServingError: a check fails; the message names the weight or the client.
     """
     _check_layout(models)
     check_client_ids(models)
@@ -85,7 +85,7 @@ def check_models(models: PersonalModels) -> None:
 
 
 def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -> None:
-    """Checks the names and shapes of all weights of a model; `owner` says in messages whose weights they are."""
+    """Checks the names and shapes of one model's weights; messages name the `owner` of the weights."""
     shapes = {name: array.shape for name, array in model.init(0).items()}
     if set(weights) != set(shapes):
         raise ServingError(
@@ -99,7 +99,7 @@ def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -
 
 
 def check_client_ids(models: PersonalModels) -> None:
-    """Checks that ids differ from each other, and that each id can stand on a line of its own."""
+    """Checks that all ids are different, and that each id can be a line of a file: not empty, without line breaks."""
     for client_id in models.client_ids:
         # The vocabulary has one id a line, and TensorFlow drops carriage returns when it reads it.
         if client_id in ("", GLOBAL_ID) or "\n" in client_id or "\r" in client_id:
@@ -113,7 +113,7 @@ def check_client_ids(models: PersonalModels) -> None:
 
 
 def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -> None:
-    """Checks reference weights, which an export is compared with, by client id ("" for the global model)."""
+    """Checks the weights that an export will be compared with, given by client id ("" for the global model)."""
     known = {"", *models.client_ids}
     for client_id, weights in references.items():
         if client_id not in known:

@@ -1,4 +1,4 @@
-"""Exports one SavedModel for each client, with the client's row and the global model's, and no other client's row."""
+"""Exports one SavedModel for each client, which has the client's row and the global row, but no other client's row."""
 
 import contextlib
 import dataclasses
@@ -37,24 +37,24 @@ def export_per_client(
     process: FreshProcess,
     references: Mapping[str, Arrays] | None = None,
 ) -> dict[str, Path]:
-    """Writes, verifies and publishes one SavedModel for each client, with the client's row and the global model's.
+    """Writes, verifies and publishes one SavedModel for each client, with the client's row and the global row.
 
-    No other client's id or row is in an export. The global model is in all exports, so every client must be allowed to
-    have it: from a mean of two clients' models, each of the two could compute the other's model.
+    No other client's id or row is in an export. The global model is in all exports, so it must not reveal a client's
+    model to the others. A mean of two clients' models would: each of the two could compute the other's model from it.
 
     Exports lie in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
-    call, as after an interruption, keeps the versions that hold the same values and still pass their verification, and
-    publishes a new version for each other client.
+    call, as after an interruption, keeps each version that has the same values as now and still passes its
+    verification; it publishes new versions for the other clients only.
 
-    Other arguments are those of `export_models`, for every export; by default, `references` are each client's own
-    weights.
+    The other arguments are those of `export_models`, and hold for every export. By default, `references` has each
+    client's own weights.
 
     Returns:
       The published directories by client id.
 
     Raises:
-      ServingError: as in `export_models`; there are more than `MAX_SEPARATE_CLIENTS` clients; or an id cannot be part
-        of a model's name.
+      ServingError: there are more than `MAX_SEPARATE_CLIENTS` clients, an id cannot be part of a model's name, or
+        `export_models` would raise this error.
     """
     clients = len(models.client_ids)
     if clients > MAX_SEPARATE_CLIENTS:
@@ -84,7 +84,7 @@ def export_per_client(
 
 
 def only_client(models: PersonalModels, number: int) -> PersonalModels:
-    """Returns the models of one client: the client's row and the global row."""
+    """Returns personal models with one client only: its row and the global row."""
     row = int(models.rows[number])
     rows = [GLOBAL_ROW] if row == GLOBAL_ROW else [GLOBAL_ROW, row]
     return dataclasses.replace(

@@ -14,18 +14,19 @@ _GLOBAL_LINE = 0
 
 
 class ServedModule(tf.Module):
-    """One model for all clients: weights that clients own are stacked, and each example gathers its client's row.
+    """One model for all clients: weights that clients own are rows of stacks, and each example uses its client's row.
 
-    The checkpoint has the keys `shared/<i>`, `stacked/<i>` and `rows`, numbered in the sorted order of the names.
+    The checkpoint has the keys `rows`, `shared/<i>` and `stacked/<i>`, where i numbers the weights in the sorted order
+    of their names.
 
     Attributes:
-      shared: variables that are held once.
-      stacked: variables `[rows, ...]`.
-      rows: int32 `[1 + clients]`: the row of each line of the vocabulary.
+      shared: variables of the weights that all clients share.
+      stacked: variables `[rows, ...]` of the weights that clients own.
+      rows: number of the row for each line of the vocabulary, int32 `[1 + clients]`.
     """
 
     def __init__(self, models: PersonalModels, vocabulary_path: Path):
-        """Builds the variables, and the lookup table of the file that `write_vocabulary` wrote."""
+        """Builds the variables, and a lookup table that reads the file of `write_vocabulary`."""
         super().__init__(name="served_models")
         self._models = models
         self.shared = [tf.Variable(tf.constant(models.shared[name])) for name in sorted(models.shared)]
@@ -51,7 +52,7 @@ class ServedModule(tf.Module):
           x: float32 `[batch, *input_shape]`, finite.
 
         Returns:
-          `probabilities` float32 `[batch, num_classes]` (of a regression: `values` float32 `[batch]`), and
+          `probabilities` float32 `[batch, num_classes]`, or for a regression `values` float32 `[batch]`; and
           `personalized` bool `[batch]`, false where the client is unknown and the global model answered.
         """
         model = self._models.model
@@ -82,12 +83,12 @@ class ServedModule(tf.Module):
 
 
 def write_vocabulary(path: Path, models: PersonalModels) -> None:
-    """Writes the ids, a line each, in the order of the clients' numbers."""
+    """Writes a file with a line for the global model and one line for each client's id, in the order of clients."""
     path.write_text("".join(f"{line}\n" for line in (GLOBAL_ID, *models.client_ids)), encoding="utf-8", newline="")
 
 
 def answers_of(model: Model) -> tuple[str, list[int | None]]:
-    """Returns the name and the shape of a model's answers in a signature."""
+    """Returns the name and the shape that a model's answers have in a signature's outputs."""
     return ("probabilities", [None, model.num_classes]) if model.num_classes else ("values", [None])
 
 

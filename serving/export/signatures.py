@@ -1,6 +1,6 @@
-"""Builds the signatures: one function over the served module, in the forms that TensorFlow Serving's APIs take.
+"""Builds the signatures: all call the served module, each takes its inputs in a form of TensorFlow Serving's APIs.
 
-Images are sent as PNG or JPEG bytes, and decoded in the graph to examples like those of training.
+Requests have images as PNG or JPEG bytes; the graph decodes them to examples like those of training.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _METHOD_NAMES = {
 
 
 def signature_names(model: Model) -> tuple[str, ...]:
-    """Returns the names of the signatures of an export of this model."""
+    """Returns the names of the signatures that an export of this model has."""
     images = (layout.IMAGES_SIGNATURE,) if takes_images(model.input_shape) else ()
     return (*layout.PREDICT_SIGNATURES, *images, examples_signature(model))
 
@@ -36,9 +36,10 @@ def examples_signature(model: Model) -> str:
 
 
 def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
-    """Traces every signature; all call one function, so that the graph holds the model once.
+    """Traces every signature; all signatures call the same function, so that the graph has the model only once.
 
-    The first dimension of each input and output is open, which TensorFlow Serving needs for row JSON and for batching.
+    Each input and output has an open first dimension: TensorFlow Serving needs it to batch requests and to read JSON
+    rows.
     """
     client_id = tf.TensorSpec([None], tf.string, name="client_id")
     x = tf.TensorSpec([None, *model.input_shape], tf.float32, name="x")
@@ -86,10 +87,10 @@ def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model
 
 
 def finish_signatures(export_dir: Path) -> dict[str, Any]:
-    """Writes the method names of `classify` and `regress`, which `tf.saved_model.save` leaves at `predict`.
+    """Corrects the method names of `classify` and `regress`; `tf.saved_model.save` writes predict's name for all.
 
     Returns:
-      The descriptions of the signatures by name; see `serving.saved_model.signatures.describe`.
+      Description of each signature, as `serving.saved_model.signatures.describe` returns it, by name.
     """
     path = export_dir / layout.SAVED_MODEL_FILE
     saved_model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
@@ -115,23 +116,23 @@ _GREY_WEIGHTS = (19595, 38470, 7471)
 
 
 def takes_images(input_shape: tuple[int, ...]) -> bool:
-    """Tells whether examples are images: `[height, width, 1]` in grey or `[height, width, 3]` in colour."""
+    """Tells whether examples of this shape are images: `[height, width, 1]` (grey) or `[height, width, 3]` (colour)."""
     return len(input_shape) == 3 and input_shape[2] in CHANNELS
 
 
 def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Tensor:
-    """Decodes PNG and JPEG images, which may be mixed, for a model that `takes_images`.
+    """Decodes images for a model that `takes_images`; a batch may have PNG and JPEG images.
 
-    Images get one or three channels, as the model needs; transparency is dropped. Pixels are divided by 255. Images of
-    other sizes are resized by averaging areas, without keeping their proportions.
+    Images are converted to grey or to colour, as the model needs; transparency is ignored. Pixels are divided by 255.
+    Images of another size are resized by averaging areas; their proportions are not kept.
 
     Args:
       image_bytes: encoded images, string `[n]`.
       input_shape: height, width and channels of one example.
 
     Returns:
-      float32 `[n, *input_shape]`, in `[0, 1]`. Evaluation fails with INVALID_ARGUMENT for anything but PNG and JPEG,
-      and for more than `MAX_PIXELS` pixels, which are counted before they are decoded.
+      Examples, float32 `[n, *input_shape]`, in `[0, 1]`. The graph fails with INVALID_ARGUMENT if bytes are neither PNG
+      nor JPEG, or if the header of an image says that it has more than `MAX_PIXELS` pixels.
     """
     height, width, channels = input_shape
 

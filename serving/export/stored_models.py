@@ -1,4 +1,4 @@
-"""Reads exports back and adds clients to them: a client that joins later needs no new training."""
+"""Reads exports back, and adds clients to them, so that nothing is trained again when a client joins later."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ def read_models(
 
     Args:
       export_dir: the directory of one version.
-      model: exported model; the export has only the model's graph.
-      make_weights: `make_weights` of the exported models; only for the layout `hypernetwork`.
+      model: exported model, built anew: an export has the model's graph, but not the model itself.
+      make_weights: `PersonalModels.make_weights` of the exported models; only for the layout `hypernetwork`.
 
     Raises:
       ServingError: the export is damaged, was not written by this package, or does not fit the model.
@@ -56,17 +56,17 @@ def read_models(
 def with_clients(
     models: PersonalModels, clients: Mapping[str, Mapping[str, np.ndarray] | int], *, replace: bool = False
 ) -> PersonalModels:
-    """Returns models with further clients, whose ids are hashed or plain like `models.client_ids`.
+    """Returns the models of `models` and of further clients. New ids must be hashed if `models.client_ids` are.
 
     Args:
-      models: present models, which are not changed.
-      clients: row of each client, by id: a float32 array for every stack, or in the layout `clusters` the number of an
+      models: models so far; they are not changed.
+      clients: row of each client, by id: a float32 array for every stack or, in the layout `clusters`, the number of an
         existing row.
-      replace: whether a known client gets a new row. New arrays are written over the old row, unless other clients own
-        that row, too. If the client gets an existing row, the old row stays, even without an owner.
+      replace: whether clients that have a model already may get a new row. New arrays overwrite the client's old row,
+        unless another client owns it, too. If the client gets an existing row, its old row stays in the stacks.
 
     Raises:
-      ServingError: a client is known and `replace` is false, or a row does not fit the stacks.
+      ServingError: a client has a model already and `replace` is false, or a row does not fit the stacks.
     """
     numbers = {client_id: number for number, client_id in enumerate(models.client_ids)}
     if not replace and (known := next((client_id for client_id in clients if client_id in numbers), None)) is not None:

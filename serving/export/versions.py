@@ -1,4 +1,4 @@
-"""Publishes versions: an export is staged beside its final place, then renamed; a number is never used twice."""
+"""Publishes versions: an export is written to a staging folder, then renamed; no two versions get the same number."""
 
 import contextlib
 import logging
@@ -26,10 +26,10 @@ HeldBasePath = NewType("HeldBasePath", Path)
 
 @contextlib.contextmanager
 def hold(base_path: Path) -> Iterator[HeldBasePath]:
-    """Keeps other processes from exporting to a base path, which is created if missing, until the block ends.
+    """Locks a base path until the block ends, so that no other process exports to it; creates the path if missing.
 
-    To build a version from an older one, hold the path before you read the older one: otherwise clients of a version
-    published in between would be lost. The lock ends with the process, even if the process is killed.
+    To build a version from an older one, lock the path before you read the older one: otherwise another process could
+    publish a version in between, whose clients would be lost. The lock ends with the process, even a killed one.
 
     Raises:
       DataError: another process holds the path.
@@ -41,13 +41,13 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
 
 @contextlib.contextmanager
 def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
-    """Yields the next version's number and an empty staging directory, published if the block succeeds, else removed.
+    """Yields the next version's number and an empty staging directory, and publishes the directory after the block.
 
-    The staging directory is `<version>.tmp`, which servers ignore. A killed process leaves this directory behind, with
-    all clients' weights. The next export removes the directory, and may use its number: no version was published.
+    If the block raises an error, the directory is removed instead. It has the name `<version>.tmp`, which servers
+    ignore. A killed process leaves it behind, with all clients' weights; the next export removes it.
 
     Raises:
-      ServingError: the highest possible number is used already.
+      ServingError: no number is left, since the highest possible one is used.
     """
     _remove_abandoned(held)
     last = last_version(held)
@@ -68,7 +68,7 @@ def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
 
 
 def last_version(base_path: Path) -> int:
-    """Returns the highest version number ever published under a base path; 0 if none."""
+    """Returns the highest version number that was ever published under a base path; 0 before the first version."""
     try:
         stored = (base_path / LAST_VERSION_FILE).read_bytes()
         # Files of the first version hold the number alone.

@@ -1,8 +1,8 @@
 """Files and rollouts for TensorFlow Serving.
 
 options: options of a deployment
-exports: exports below a folder; one command that serves them
-containers: Compose and Kubernetes
-kit: the folder with everything, its README
-rollout: labels moved, on servers and in files
+exports: finds exports below a folder, and writes one command that serves them
+containers: files for Compose and Kubernetes
+kit: the folder with all files and a README
+rollout: moves labels, on servers and in files
 """

@@ -1,4 +1,4 @@
-"""Writes the files of servers in containers: arguments and option files, a Compose file, and Kubernetes manifests."""
+"""Builds the files that servers in containers need: option files, a Compose file, and Kubernetes manifests."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,9 +19,9 @@ _MIB = 2**20
 
 
 def batching_parameters(options: KitOptions) -> str:
-    """Returns the text of a `--batching_parameters_file`.
+    """Returns the text of a file for `--batching_parameters_file`.
 
-    Batches are padded to one of few sizes, so that the server runs no size that is far from a size of the warm-up.
+    Batches are padded to one of a few sizes, so that the server never runs a size far from those of the warm-up.
     """
     sizes = [*(2**power for power in range((options.max_batch_size - 1).bit_length())), options.max_batch_size]
     lines = [
@@ -41,8 +41,8 @@ def batching_parameters(options: KitOptions) -> str:
 def memory_mib(model_nbytes: int) -> int:
     """Estimates the memory of one server in MiB, for models of `model_nbytes` bytes.
 
-    The sum is two copies of the models, as a new version is loaded beside the old one; a fifth more for loading, as
-    TensorFlow Serving estimates; and half a GiB for the server and its requests.
+    The estimate is two copies of the models (a new version is loaded beside the old one), a fifth more for loading
+    (TensorFlow Serving's own estimate), and half a GiB for the server and its requests.
     """
     return 512 + -(-model_nbytes * 12 // (5 * _MIB))
 
@@ -63,9 +63,9 @@ _SERVER_ARGUMENTS = [
 
 
 def health_script(model_name: str, port: int = REST_PORT) -> str:
-    """Returns a line of bash that succeeds if a version of the model is available, for an image without curl and wget.
+    """Returns a line of bash that succeeds if a version of the model is available; it needs neither curl nor wget.
 
-    The REST API opens once every model is loaded, so asking for one model is enough.
+    The REST API opens only when all models are loaded, so a check of one model is enough.
     """
     request = rf"GET /v1/models/{model_name} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     # With the quotes of the answer, so that a proxy's UNAVAILABLE does not match.
@@ -73,9 +73,9 @@ def health_script(model_name: str, port: int = REST_PORT) -> str:
 
 
 def compose_file(models: Sequence[ExportedModel], folder: Path, options: KitOptions, memory_mib: int) -> dict[str, Any]:
-    """Builds a Compose file for one machine: loopback ports, everything mounted read-only, no privileges.
+    """Builds a Compose file for one machine: ports on loopback only, mounts that are read-only, and no privileges.
 
-    The server runs as the owner of the models, so that other users need no right to read the models.
+    The server runs as the user who owns the models, so that no other user needs the right to read them.
     """
     mounts = [_mount(model.base_path, f"{MODELS_DIRECTORY}/{model.name}") for model in models]
     service = {
@@ -113,7 +113,7 @@ KUSTOMIZATION = {
 
 
 def kubernetes_manifests(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> list[dict[str, Any]]:
-    """Builds a Deployment, its Service and its PodDisruptionBudget; the models are on a volume, read-only."""
+    """Builds a Deployment, its Service and its PodDisruptionBudget; the models are on a volume mounted read-only."""
     deployment = {
         "replicas": options.replicas,
         "selector": {"matchLabels": _LABELS},

@@ -1,4 +1,4 @@
-"""Finds the models below a folder and the sizes of their versions, and writes a command that serves them."""
+"""Finds the models below a folder with the sizes of their versions, and writes a command that serves the models."""
 
 import dataclasses
 import json
@@ -14,7 +14,7 @@ from tff_pdp.errors import ServingError
 
 @dataclasses.dataclass(frozen=True)
 class ExportedModel:
-    """A model's name, the folder of its versions, and the bytes of each complete version by number, oldest first."""
+    """A model: its name, the folder of its versions, and the size in bytes of each complete version, by number."""
 
     name: str
     base_path: Path
@@ -22,12 +22,12 @@ class ExportedModel:
 
 
 def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
-    """Finds every base path that holds a complete version, among the paths and the folders directly in them.
+    """Finds the base paths that have a complete version: the given paths themselves, or folders directly in them.
 
-    A version counts if all files of its manifest are there; `serving verify` checks their content.
+    A version is complete if all files that its manifest lists exist; `serving verify` checks the files' content.
 
     Raises:
-      ServingError: a path holds no complete version, or two base paths have the same name and so the same model name.
+      ServingError: there is no complete version in a path, or two base paths have the same folder name.
     """
     found: dict[str, ExportedModel] = {}
     for path in paths:
@@ -47,7 +47,7 @@ def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
 
 
 def check_versions(base_path: Path, versions: Iterable[int]) -> None:
-    """Raises ServingError for missing versions, for which TensorFlow Serving would wait without end."""
+    """Raises ServingError if a version is missing: TensorFlow Serving would wait forever for it."""
     complete = complete_versions(base_path)
     if missing := sorted(set(versions) - set(complete)):
         raise ServingError(
@@ -57,7 +57,7 @@ def check_versions(base_path: Path, versions: Iterable[int]) -> None:
 
 
 def complete_versions(base_path: Path) -> dict[int, int]:
-    """Returns the bytes of each complete version of a base path, by number, oldest first.
+    """Returns the size in bytes of each complete version of a base path, by version number, oldest first.
 
     Raises:
       ServingError: the folder cannot be read.
@@ -83,14 +83,14 @@ def _nbytes(export_dir: Path) -> int | None:
 
 
 def write_models_config(base_path: Path, model_name: str) -> Path:
-    """Writes `models.config` into the base path, for a server that sees the base path as `/models/<model_name>`.
+    """Writes `models.config` into the base path, for a server that has the base path mounted as `/models/<model_name>`.
 
-    The file lies beside the versions, where servers ignore it, so that one mount has both. A file that lists the model
-    already is not changed, and keeps the labels of a rollout.
+    The file lies beside the versions, so that one mount has both; servers that look for versions ignore it. If the file
+    exists and lists the model, it is not changed, so that it keeps the labels of a rollout.
 
     Raises:
-      ServingError: the name cannot be served, or there is no complete version, for which TensorFlow Serving would wait
-        without end.
+      ServingError: the name cannot be served, or there is no complete version: TensorFlow Serving would wait forever
+        for one.
     """
     layout.check_model_name(model_name)
     if not complete_versions(base_path):
@@ -102,11 +102,11 @@ def write_models_config(base_path: Path, model_name: str) -> Path:
 
 
 def docker_command(folder: Path, name: str = "", arguments: Sequence[str] = ()) -> str:
-    """Returns the shell line that serves the models of a folder's `models.config` on this machine's loopback address.
+    """Returns a shell command that serves the models in a folder's `models.config` on this machine's loopback address.
 
-    The server can read the folder but not write to it, and sees it as `/models/<name>`: the versions of one model or,
-    without a name, a folder of models. The server runs as the folder's owner (as nobody if the owner is root), so that
-    other users need no right to read the folder. `arguments` are further arguments of the server.
+    With `name`, the folder has the versions of one model and is mounted read-only as `/models/<name>`; without, it is a
+    folder of models, mounted as `/models`. The server runs as the folder's owner (as nobody if the owner is root), so
+    that no other user needs the right to read the folder. `arguments` are further arguments of the server.
     """
     inside = Path(MODELS_DIRECTORY) / name
     return shlex.join(

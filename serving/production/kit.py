@@ -1,4 +1,4 @@
-"""Writes the production kit: one folder with a README and everything that TensorFlow Serving needs to serve exports."""
+"""Writes the production kit: a folder with a README and all files that TensorFlow Serving needs to serve exports."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,16 +33,17 @@ def write_production_kit(
     """Writes `models.config`, batching and monitoring parameters, Compose and Kubernetes files, and a README.
 
     Args:
-      paths: base paths, and folders of base paths; the kit lists all base paths with a complete version.
+      paths: base paths, or folders of base paths; the kit serves every model with a complete version.
       folder: folder of the kit; created if missing.
       model_name: model's name in requests, for a single model; by default the name of the base path's folder.
-      versions: versions to serve, for a single model; by default versions with labels or, without labels, the newest.
-      labels: version number by label, for a single model.
-      replace: whether an existing kit is replaced, so that its versions and labels are lost.
+      versions: versions to serve besides those in `labels`, for a single model; by default, without labels, the newest.
+      labels: version number for each label, for a single model.
+      replace: whether to replace a kit that is in the folder; the versions and labels in that kit are then lost.
       options: further options.
 
     Raises:
-      ServingError: a path holds no complete version, names clash, a version is missing, or the folder holds a kit.
+      ServingError: there is no complete version in a path, two models have the same name, a version is missing, or the
+        folder has a kit already.
     """
     options = options or KitOptions()
     folder = folder.absolute()
@@ -157,7 +158,7 @@ the server if it grows.
 
 
 def readme(models: Sequence[ExportedModel], options: KitOptions, memory_mib: int) -> str:
-    """Returns the text of the README."""
+    """Returns the text of the kit's README."""
     names = [model.name for model in models]
     return _TEXT.format(
         title=names[0] if len(names) == 1 else f"{len(names)} models",

@@ -1,4 +1,4 @@
-"""Defines the options of a deployment, for the command and the library; the import is fast."""
+"""Defines the options of a deployment, for the command and the library; importing this module is fast."""
 
 import dataclasses
 

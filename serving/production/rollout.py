@@ -1,6 +1,6 @@
-"""Rolls a version out: on a running server, and in the `models.config` that servers start with.
+"""Moves labels to other versions, on a running server and in the `models.config` that servers start with.
 
-Callers ask for `stable` or `canary`, and a rollout moves these labels between versions.
+Callers ask for the version `stable` or `canary`; a rollout decides which versions have these labels.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ STABLE, CANARY = "stable", "canary"
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A change of one model's versions and labels: the full lists of models before and after the change."""
+    """A change of one model's versions and labels, as the server's whole list of models before and after it."""
 
     model_name: str
     before: Sequence[ServedModel]
@@ -33,10 +33,10 @@ class Rollout:
         return _named_versions(_entry(self.final, self.model_name))
 
     def loading(self, available: Iterable[int]) -> list[ServedModel]:
-        """Returns the full list in between: all versions from before and after the change, with the old labels.
+        """Returns the whole list of models for the time in between: with old and new versions, and with old labels.
 
-        A label cannot be moved to a version that is not loaded. So the new versions are loaded first, beside the old
-        ones and the `available` ones, which the server has loaded although no list names them.
+        A label cannot be moved to a version that is not loaded, so the server first loads the new versions and keeps
+        the old ones. It also keeps the versions in `available`, which it has loaded although no list may name them.
         """
         before = _entry(self.before, self.model_name)
         versions = {*self.versions, *_named_versions(before), *before.labels.values(), *available}
@@ -46,12 +46,12 @@ class Rollout:
 def plan_rollout(
     models: Sequence[ServedModel], model_name: str, stable: int | None, canary: int | None = None
 ) -> Rollout:
-    """Plans to serve the versions `stable` and `canary` under these labels, and besides only versions of other labels.
+    """Plans to give the labels `stable` and `canary` to these versions, and to serve no version without a label.
 
-    If `stable` is None, the canary becomes stable.
+    If `stable` is None, the present canary becomes stable; if `canary` is None, there will be no canary.
 
     Raises:
-      ServingError: the model is not in the list, or has no canary to become stable.
+      ServingError: the model is not in the list, or `stable` is None and the model has no canary.
     """
     entry = _entry(models, model_name)
     if stable is None:
@@ -103,15 +103,15 @@ def roll_out(
 ) -> Rollout:
     """Moves the labels of one model, on a running server if there is one, and in the server's `models.config`.
 
-    A server that fails on the way is sent the old list again. The file is written last, so that a restarted server has
-    the old list until then.
+    If loading the versions or moving the labels fails, the server gets its old list again. The file is written last:
+    a server that restarts before starts with the old list.
 
     Args:
-      config_file: file of the full list of models that the server was started with.
+      config_file: file with the whole list of models that the server was started with.
       base_path: folder of the model's versions on this machine, where the new versions must be.
       model_name: model's name in the list.
       stable: version for the label `stable`; None to promote the canary.
-      canary: version for the label `canary`; None for no such label.
+      canary: version for the label `canary`; with None, no version has this label afterwards.
       address: `host:port` of the server's gRPC API; None to write the file only.
       timeout_seconds: seconds that the server may take to load the versions.
 

@@ -1,10 +1,10 @@
-"""The form of an export, and its checks.
+"""Defines the files of an export, checks an export, and runs it.
 
 layout: names and hashes of an export's files
-program: a graph read as a program
-graph_checks: what a graph may do
-warmup: warm-up requests and their file
-checks: all checks before anything runs
-signatures: what a signature asks of a request
+program: finds which ops of a graph run when, and where values come from
+graph_checks: checks that a graph does only what it may do
+warmup: writes and reads the file of warm-up requests
+checks: runs all checks of an export, without running its graph
+signatures: checks that a request fits its signature
 servable: loads and runs an export
 """

@@ -1,7 +1,7 @@
-"""Checks `saved_model.pb` before any of it runs: a SavedModel is a program, and may use listed ops only.
+"""Checks `saved_model.pb` before any part of it runs: a SavedModel is a program, and may use only allowed ops.
 
-TensorFlow does not check some attributes of nodes, and hangs or crashes on wrong values. Side effects are checked as
-well: which parts of the graph read or write which files, and set variables.
+Attributes of nodes are checked because TensorFlow hangs or crashes on wrong values of some. Side effects are checked,
+too: which parts of the graph read files, write files or set variables, and which files they use.
 """
 
 import functools
@@ -47,10 +47,10 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
-    """Refuses a graph that can do more than load its own files and compute, with the allowed ops only.
+    """Refuses a graph with an op that is not allowed, or one that does more than load its own files and compute.
 
     Raises:
-      ServingError: naming the file, and the first asset, op or tensor that is refused.
+      ServingError: the graph is refused; the message names the file and the first asset, op or tensor at fault.
     """
     path = export_dir / layout.SAVED_MODEL_FILE
     meta_graph = _read_meta_graph(path)
@@ -68,7 +68,7 @@ def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
 
 
 def used_ops(export_dir: Path) -> list[str]:
-    """Returns all ops of a checked graph and its functions, sorted."""
+    """Returns the names of all ops in a graph and its functions, sorted; the graph must have passed its checks."""
     program = Program(_read_meta_graph(export_dir / layout.SAVED_MODEL_FILE))
     return sorted({node.op for _, node in program.nodes()})
 
@@ -175,10 +175,10 @@ Attributes = Mapping[str, attr_value_pb2.AttrValue]
 
 
 def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
-    """Refuses attributes that no model of this package has.
+    """Refuses a graph that has an attribute, or a value of an attribute, that no model of this package has.
 
     Raises:
-      ServingError: naming the node and its fault.
+      ServingError: the graph is refused; the message names the node and its fault.
     """
     for owner, op, attributes in _owners(meta_graph):
         defined, list_lengths = _attributes(op)
@@ -259,14 +259,14 @@ class _Run(NamedTuple):
 
 
 def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph in which an op with an effect may run on another occasion than the one that needs it.
+    """Refuses a graph in which an op that uses files or sets variables may run when its effect is not needed.
 
-    Saving may only write files, restoring only read the variables, initialization only read the assets. Requests may
-    change neither files nor variables. Nodes that never run may not touch files either: TensorFlow has more ways of
-    choosing nodes to run than are checked here. The ops and attributes of the graph must have passed their checks.
+    Files may be written only by saving; variables' files may be read only by restoring, assets only by initialization.
+    Requests may neither use files nor set variables. A node that is run by none of these may not use files either:
+    TensorFlow has more ways to run nodes than are checked. Call this after the checks of ops and attributes.
 
     Raises:
-      ServingError: naming the first op that is refused.
+      ServingError: the graph is refused; the message names the first op at fault.
     """
     run_by_somebody: set[Place] = set()
     for what, places, effects in _runs(meta_graph, program):
@@ -280,10 +280,10 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
 
 
 def check_file_names(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph that passed `check_effects` but reads other files than its assets and its own variables.
+    """Refuses a graph that reads any file except its assets and its variables; call this after `check_effects`.
 
     Raises:
-      ServingError: naming the node that reads a file.
+      ServingError: the graph is refused; the message names the node that reads the file.
     """
     assets = {asset.tensor_info.name for asset in meta_graph.asset_file_def}
     from_loader = {_READ_ASSET: assets, _READ_VARIABLES: {meta_graph.saver_def.filename_tensor_name}}

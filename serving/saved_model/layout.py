@@ -1,6 +1,6 @@
 """Names the files of an export, finds the versions of a base path, and writes and checks an export's manifest.
 
-The manifest has the SHA-256 of every file, so that a damaged copy is not served.
+The manifest has the SHA-256 of every file, so that damage to a copy is found before it is served.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ MAX_VERSION = 2**63 - 1
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The model that a request asks: its newest version, or a version by number or by label."""
+    """The model that a request asks, by name, and the version, by number or by label; by default the newest version."""
 
     name: str
     version: int | None = None
@@ -49,7 +49,7 @@ class ModelSpec:
 
 
 def check_model_name(model_name: str) -> None:
-    """Raises ServingError for a model name that is not valid in a URL, in a path and in a config file."""
+    """Raises ServingError unless a model name is valid in URLs, paths and config files."""
     if not _MODEL_NAME.fullmatch(model_name):
         raise ServingError(
             f"Model name {model_name!r} cannot be served: use letters, digits, '_', '-' and '.', and start "
@@ -58,12 +58,12 @@ def check_model_name(model_name: str) -> None:
 
 
 def published_versions(base_path: Path) -> dict[int, Path]:
-    """Returns the published version directories of a base path, oldest first.
+    """Returns the directories of the published versions of a base path, by version number, oldest first.
 
-    Only all-digit directories that are not links count, as in TensorFlow Serving; staging directories end in `.tmp`.
+    As in TensorFlow Serving, a version is a directory whose name has digits only. Links are left out.
 
     Raises:
-      ServingError: if `base_path` is not a readable directory.
+      ServingError: `base_path` is not a readable directory.
     """
     try:
         children = list(base_path.iterdir())
@@ -78,7 +78,7 @@ def published_versions(base_path: Path) -> dict[int, Path]:
 
 
 def is_plain_directory(path: Path) -> bool:
-    """Tells whether a path is a directory and not a link to one."""
+    """Tells whether a path is a directory, and not a link to a directory."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -88,7 +88,7 @@ _UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
-    """Writes `assets.extra/manifest.json`: hashes of all files, which must be complete, and `details`, JSON values."""
+    """Writes `assets.extra/manifest.json`, with `details` (JSON values) and hashes of all files; call this last."""
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
     content = with_digest(
         {
@@ -102,10 +102,10 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
 
 
 def read_manifest(export_dir: Path) -> dict[str, Any]:
-    """Reads the manifest of an export; `files` in the manifest has the SHA-256 of each file by name.
+    """Reads the manifest of an export; its entry `files` has the SHA-256 of each file, by the file's name.
 
     Raises:
-      ServingError: if the manifest is missing, damaged or of another format.
+      ServingError: the manifest is missing, damaged or of another format.
     """
     path = export_dir / MANIFEST_FILE
     try:
@@ -128,10 +128,10 @@ def read_manifest(export_dir: Path) -> dict[str, Any]:
 
 
 def read_document(export_dir: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON object beside the graph of an export, such as its model card, and compares it with the manifest.
+    """Reads a JSON document of an export, such as its model card, after a check of its SHA-256 in the manifest.
 
     Raises:
-      ServingError: if the manifest or the document is missing or damaged.
+      ServingError: the manifest or the document is missing or damaged.
     """
     path = export_dir / name
     expected = read_manifest(export_dir)["files"].get(name)
@@ -145,7 +145,7 @@ def read_document(export_dir: Path, name: str) -> dict[str, Any]:
 
 
 def check_manifest(export_dir: Path) -> None:
-    """Compares the files of an export with its manifest.
+    """Checks that an export has exactly the files that its manifest lists, with the hashes listed there.
 
     Raises:
       ServingError: the manifest is missing, malformed or of another format, or a file is missing, added or changed.
@@ -163,7 +163,7 @@ def check_manifest(export_dir: Path) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes strict, indented JSON; raises ServingError for a value that JSON cannot express, NaN included."""
+    """Writes strict, indented JSON; raises ServingError if JSON cannot express a value, such as NaN."""
     try:
         text = json.dumps(value, indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Reads a MetaGraphDef as a program: which ops run when, and where values come from. Nothing is executed."""
+"""Finds which nodes of a MetaGraphDef would run for a call, and where values come from, without running any node."""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -21,12 +21,12 @@ Place = tuple[str, str]
 
 
 class Origin(NamedTuple):
-    """The source of a value.
+    """The source of a value: an op, or a function's argument.
 
     Attributes:
-      function: name of the function that has the source; `GRAPH` for the graph itself.
+      function: name of the function that the source is in; `GRAPH` if the source is in the graph itself.
       tensor: name of the tensor or argument in this function.
-      op: the op that makes the value; empty for an argument of a function, which callers outside the graph may give.
+      op: name of the op that makes the value; empty for an argument, whose value may come from outside the graph.
     """
 
     function: str
@@ -38,15 +38,15 @@ class Program:
     """The graph of a MetaGraphDef and the functions it calls.
 
     Attributes:
-      arguments: names of each function's arguments, in their order; `GRAPH` has none.
+      arguments: names of each function's arguments, in order, by the function's name; empty for `GRAPH`.
     """
 
     def __init__(self, meta_graph: meta_graph_pb2.MetaGraphDef):
-        """Indexes the nodes.
+        """Indexes the nodes of the graph and of its functions.
 
         Raises:
-          ServingError: names are used twice or not defined, functions call themselves or are nested too deeply, or an
-            argument of a function is a list or has no fixed dtype.
+          ServingError: a name is defined twice or not at all, a function calls itself, calls are nested too deeply, or
+            an argument of a function is a list or has no fixed dtype.
         """
         library = meta_graph.graph_def.library.function
         self._functions: dict[str, function_pb2.FunctionDef] = {
@@ -69,16 +69,16 @@ class Program:
         self._check_depth()
 
     def nodes(self) -> Iterator[tuple[str, node_def_pb2.NodeDef]]:
-        """Yields all nodes, each after the name of its function; `GRAPH` for the graph itself."""
+        """Yields all nodes as pairs: the name of the node's function (`GRAPH` for the graph itself), and the node."""
         for scope, nodes in self._nodes.items():
             for node in nodes.values():
                 yield scope, node
 
     def run_by(self, names: Iterable[str]) -> set[Place]:
-        """Returns the nodes that may run when these nodes or tensors of the graph are fetched, also in functions.
+        """Returns the nodes, in the graph and in functions, that may run when these nodes or tensors are fetched.
 
         Raises:
-          ServingError: no node has one of the names.
+          ServingError: the graph has no node for one of the names.
         """
         graph = self._nodes[GRAPH]
         waiting, seen, called = [_node_name(name) for name in names], set(), set()
@@ -97,7 +97,7 @@ class Program:
         """Returns the nodes that may run when these functions are called.
 
         Raises:
-          ServingError: no function has one of the names.
+          ServingError: there is no function of one of the names.
         """
         waiting, called = list(names), set()
         while waiting:
@@ -110,9 +110,9 @@ class Program:
         return {(name, node) for name in called for node in self._nodes[name]}
 
     def origins(self, scope: str, reference: str) -> list[Origin]:
-        """Returns the possible sources of a string, followed back through identities, variables and calls.
+        """Returns the possible sources of a string tensor, traced back through identities, variables and calls.
 
-        The string is the input `reference` of a node in the function `scope`, or in `GRAPH`.
+        The tensor is the input `reference` of a node in the function `scope` (`GRAPH` for the graph itself).
         """
         string_assignments = [
             (place, node.input[1])

@@ -1,4 +1,4 @@
-"""Loads one export and runs its signatures as TensorFlow Serving does: SignatureDefs in a session."""
+"""Loads one export, and runs its signatures in a session, as TensorFlow Serving does."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,10 +24,10 @@ _METHODS = (
 
 
 def load_servable(export_dir: Path) -> "Servable":
-    """Checks the export of one version, loads it on the CPU and replays its warm-up requests.
+    """Checks the export of one version, loads it on the CPU, and runs its warm-up requests.
 
     Raises:
-      ServingError: a check refuses the export, or it does not load or answer its own warm-up requests.
+      ServingError: the export fails a check, does not load, or does not answer one of its warm-up requests.
     """
     check_export(export_dir)
     try:
@@ -48,14 +48,14 @@ def _replay_warmup(servable: "Servable", export_dir: Path) -> None:
 
 
 class Servable:
-    """One loaded version. Safe to call from many threads.
+    """One loaded version. May be called from many threads.
 
     Attributes:
-      signatures: the SignatureDefs by name, also those of other methods, which no request can run.
+      signatures: all SignatureDefs by name, including those that no request can run because of their method.
     """
 
     def __init__(self, export_dir: Path):
-        """Loads the SavedModel of one version, unchecked; `load_servable` checks first."""
+        """Loads the SavedModel of one version without any check; `load_servable` checks it before."""
         graph = tf.Graph()
         # A development server must not claim the accelerator that training uses.
         config = config_pb2.ConfigProto(device_count={"GPU": 0})
@@ -76,8 +76,8 @@ class Servable:
         """Returns the signature that a request names; an empty name is `serving_default`.
 
         Raises:
-          RequestError: FAILED_PRECONDITION if there is none. For a request to classify or regress (`of_examples`)
-            INVALID_ARGUMENT, as in TensorFlow Serving.
+          RequestError: no signature has the name. As in TensorFlow Serving, the code is FAILED_PRECONDITION, but
+            INVALID_ARGUMENT for requests to classify or regress (`of_examples`).
         """
         name = name or DEFAULT_SIGNATURE
         if name in self._runnable:
@@ -93,7 +93,7 @@ class Servable:
 
         Args:
           signature_name: name of the signature; empty for `serving_default`.
-          inputs: array for each input of the signature, by key, of the declared dtype and shape.
+          inputs: array for each input of the signature, by key, with the dtype and shape that the signature declares.
           output_filter: keys of the outputs to return; empty for all outputs.
 
         Raises:
@@ -104,11 +104,11 @@ class Servable:
         return filtered(self.run(signature.name, inputs), output_filter)
 
     def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Classifies or regresses (`method`) serialised `tf.Example` messages, bytes `[n]`.
+        """Runs the `method` (`classify` or `regress`) on serialised `tf.Example` messages, bytes `[n]`.
 
         Returns:
-          For `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, or the one that the signature has; for
-          `regress`, `outputs` float32 `[n]` or `[n, 1]`, as the signature gives them.
+          For `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, if the signature has both, else only
+          one of them. For `regress`, `outputs` float32 `[n]` or `[n, 1]`, whichever shape the signature returns.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.
@@ -118,10 +118,10 @@ class Servable:
         return CHECKED_OUTPUTS[method](outputs, len(examples))
 
     def run(self, signature_name: str, inputs: Mapping[str, np.ndarray]) -> Tensors:
-        """Runs a signature on inputs that passed its checks, and returns all outputs by their keys.
+        """Runs a signature on inputs that `Signature` has checked, and returns all outputs by their keys.
 
         Raises:
-          RequestError: with the code and message of the op that failed.
+          RequestError: an op failed; the error has the op's code and message.
         """
         signature = self._runnable[signature_name]
         try:
@@ -136,7 +136,7 @@ class Servable:
         return dict(zip(signature.output_keys, outputs, strict=True))
 
     def close(self) -> None:
-        """Frees the session. No request may be running, and none may come afterwards."""
+        """Frees the session. Call this when no request is running; after it, no request can be run."""
         self._callables.clear()
         self._session.close()
         del self._session

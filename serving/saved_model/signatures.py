@@ -1,4 +1,4 @@
-"""Checks requests against a signature, fast and with TensorFlow Serving's messages, and describes signatures."""
+"""Checks that requests fit their signature, with TensorFlow Serving's error messages, and describes signatures."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -27,7 +27,7 @@ class Signature:
       definition: the SignatureDef.
       input_keys: keys of the inputs, sorted.
       output_keys: keys of the outputs, sorted.
-      is_batchable: whether requests can be merged: the first size of every input and output is the number of examples.
+      is_batchable: whether requests can be merged: the first size of every input and every output must be open.
     """
 
     def __init__(self, name: str, definition: meta_graph_pb2.SignatureDef):
@@ -41,10 +41,10 @@ class Signature:
         self._expected = {key: (_dtype(info), _shape(info)) for key, info in definition.inputs.items()}
 
     def check_predict(self, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str]) -> None:
-        """Checks the tensors of a predict request (names, dtypes, shapes) and the outputs asked for.
+        """Checks names, dtypes and shapes of a predict request's inputs, and the keys of outputs that it asks for.
 
         Raises:
-          RequestError: INVALID_ARGUMENT naming the first fault.
+          RequestError: a check fails (INVALID_ARGUMENT); the message names the first fault.
         """
         self._check_input_names(inputs.keys())
         for key, array in inputs.items():
@@ -85,9 +85,10 @@ class Signature:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
     def examples_input(self, method: str, examples: np.ndarray) -> Tensors:
-        """Returns the input for `classify` or `regress` (`method`) of serialised `tf.Example` messages, bytes `[n]`.
+        """Returns serialised `tf.Example`s (bytes `[n]`) as the inputs of `method`, `classify` or `regress`, by key.
 
-        As in TensorFlow Serving, the names of a signature's tensors, not its method name, decide which it can run.
+        As in TensorFlow Serving, a signature can run `method` if its tensors have the right names; the method name that
+        the signature declares does not matter.
 
         Raises:
           RequestError: INVALID_ARGUMENT if the signature cannot run `method`, or there are no examples.

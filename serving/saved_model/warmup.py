@@ -1,6 +1,6 @@
-"""Writes and reads an export's warm-up requests, which a server replays before a version takes its first real request.
+"""Writes and reads an export's warm-up requests, which a server runs before a version gets its first real request.
 
-A file of warm-up requests is refused if a server would not load it, or would need much memory for it.
+A file of warm-up requests is refused if a server could not load it, or could load it only with much memory.
 """
 
 import dataclasses
@@ -28,10 +28,11 @@ MAX_ELEMENTS = 1 << 24
 
 
 def read_logs(export_dir: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Reads the logs of an export's predict, classify and regress requests; none if it has no warm-up file.
+    """Reads an export's warm-up file: logs of predict, classify and regress requests; none if there is no file.
 
     Raises:
-      ServingError: TensorFlow Serving would not load the file, or not in bounded memory; names the file and the record.
+      ServingError: TensorFlow Serving could not load the file, or a limit on its size is exceeded; the message names
+        the file and the record.
     """
     path = export_dir / layout.WARMUP_FILE
     if not path.exists():
@@ -68,12 +69,12 @@ BATCH_SIZES = (1, 8)
 
 @dataclasses.dataclass(frozen=True)
 class WarmupRequest:
-    """One stored request.
+    """One warm-up request.
 
     Attributes:
       method: `predict`, `classify` or `regress`.
       signature_name: name of the signature.
-      inputs: arrays by key; to classify and regress only `inputs`: bytes `[n]`, serialised `tf.Example` messages.
+      inputs: arrays by key; `classify` and `regress` have one, `inputs`: serialised `tf.Example`s, bytes `[n]`.
     """
 
     method: str
@@ -84,10 +85,10 @@ class WarmupRequest:
 def write_requests(
     export_dir: Path, model_name: str, signatures: Sequence[str], client_ids: Sequence[str], input_shape: tuple
 ) -> None:
-    """Writes a warm-up request for every signature and every batch size, with known and unknown clients.
+    """Writes a warm-up request for every signature and each batch size in `BATCH_SIZES`.
 
-    Examples are zeros of `input_shape` and images are black: only shapes matter for a warm-up, and an export should
-    hold nobody's data.
+    Requests have ids of clients and the empty id. Examples are zeros of `input_shape` and images are black: only shapes
+    matter for a warm-up, and no client's data should be in an export.
     """
     with tf.io.TFRecordWriter(str(export_dir / layout.WARMUP_FILE)) as writer:
         for signature_name in signatures:
@@ -98,7 +99,7 @@ def write_requests(
 
 
 def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
-    """Reads the warm-up requests of an export; none if it has no warm-up file.
+    """Yields the warm-up requests of an export; none if there is no warm-up file.
 
     Raises:
       ServingError: as in `read_logs`.
@@ -117,7 +118,7 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
 
 
 def example(client_id: str, x: np.ndarray) -> tf.train.Example:
-    """Builds an example for the signatures `classify` and `regress`: features `client_id` and `x`."""
+    """Builds an example for the signatures `classify` and `regress`, with the features `client_id` and `x`."""
     features = {
         "client_id": tf.train.Feature(bytes_list=tf.train.BytesList(value=[client_id.encode()])),
         "x": tf.train.Feature(float_list=tf.train.FloatList(value=x.ravel())),
@@ -149,7 +150,7 @@ def _log(
 
 
 def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:
-    """Returns the context of a request to classify or regress, empty without one, and its examples, serialised."""
+    """Returns the serialised context (empty if there is none) and examples of a request to classify or regress."""
     if message.WhichOneof("kind") != "example_list_with_context":
         return b"", [one.SerializeToString() for one in message.example_list.examples]
     listed = message.example_list_with_context

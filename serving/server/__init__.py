@@ -1,15 +1,15 @@
-"""A development server with TensorFlow Serving's APIs and messages.
+"""A development server with TensorFlow Serving's APIs and error messages.
 
-options: limits and batching
+options: limits on requests, and options for merging them into batches
 metrics: counters for Prometheus
-loaded_version: one version in memory, its requests merged
-versions: states of versions; which take requests; which to load
-manager: versions loaded, watched and replaced; descriptions of models
-tensors: TensorProto and examples to arrays
-json_documents: JSON as TensorFlow Serving reads and writes it
-json_inputs: rows, columns and examples of JSON to arrays
-rest_api: answers of each route
-rest_server: the REST API over HTTP, in bounded time and memory
-grpc_server: the services over gRPC
-embedded: the server
+loaded_version: runs the requests of one loaded version, merged into batches
+versions: keeps the states of versions and the table of versions that take requests; loads versions
+manager: loads, watches and replaces the versions of all models; describes models
+tensors: converts TensorProto messages and examples to arrays
+json_documents: reads and writes JSON as TensorFlow Serving does
+json_inputs: converts JSON rows, columns and examples to arrays
+rest_api: answers each kind of REST request
+rest_server: serves the REST API over HTTP, in bounded time and memory
+grpc_server: serves the gRPC services
+embedded: the whole server, inside of a process
 """

@@ -30,10 +30,10 @@ _Started = tuple[int, Callable[[], object]]
 class EmbeddedServer:
     """Serves models over TensorFlow Serving's REST and gRPC APIs, on one event loop in a thread of its own.
 
-    Use it as a context manager, or call `start` and `stop`. The running server loads a new version within
-    `poll_seconds`; a version that does not load is reported in the model status, and the old version goes on.
+    Use it as a context manager, or call `start` and `stop`. The running server looks for new versions every
+    `poll_seconds`. If a new version does not load, the model's status says why, and the old version stays in use.
 
-    There is no authentication and no encryption; the default address is the loopback address.
+    The server has no authentication and no encryption. By default it listens on the loopback address only.
 
     Example:
       with EmbeddedServer([ServedModel("femnist", Path("exports/femnist"))]) as server:
@@ -41,16 +41,16 @@ class EmbeddedServer:
           server.wait()
 
     Attributes:
-      models: models served from the start.
-      rest_port: port of the REST API; 0 for a free port, whose number is here while the server runs.
-      grpc_port: port of the gRPC API; 0 as in `rest_port`.
+      models: models to serve from the start.
+      rest_port: port of the REST API; 0 for any free port, whose number replaces the 0 while the server runs.
+      grpc_port: port of the gRPC API; 0 for any free port, as in `rest_port`.
       host: address to listen on.
       poll_seconds: seconds from one look for new versions to the next; 0 to look only at the start.
       batching: options for merging requests that wait for the model; None to run each request on its own.
       limits: bounds on requests.
 
     Raises:
-      ServingError: there is no model, two have the same name, or a name cannot be served.
+      ServingError: no model is given, two models have the same name, or a name cannot be served.
     """
 
     models: Sequence[ServedModel]
@@ -73,10 +73,10 @@ class EmbeddedServer:
         self._stopped = threading.Event()
 
     def start(self) -> None:
-        """Takes the ports, loads the newest good versions and starts to answer.
+        """Opens the ports, loads each model's versions, and starts to answer requests.
 
         Raises:
-          ServingError: a port is taken or a model has no version that loads; nothing is left running.
+          ServingError: a port is in use, or a model has no version that loads; the server is then stopped again.
         """
         with contextlib.ExitStack() as starting:
             # Ports first: a taken port is reported before a long load, and gRPC would print lines of its own.
@@ -93,18 +93,18 @@ class EmbeddedServer:
             self._running = starting.pop_all()
 
     def stop(self) -> None:
-        """Lets running requests finish, closes the ports and joins every thread; does nothing if already stopped."""
+        """Waits for running requests, closes the ports and ends all threads; a second call does nothing."""
         self._running.close()
         self._stopped.set()
 
     def wait(self) -> None:
-        """Blocks until another thread calls `stop` or Ctrl-C is pressed; both are normal returns."""
+        """Waits until another thread calls `stop` or Ctrl-C is pressed; returns without an error in both cases."""
         with contextlib.suppress(KeyboardInterrupt):
             self._stopped.wait()
 
     @property
     def banner(self) -> str:
-        """Returns lines for the person who starts the server: its addresses, and that it is not for production."""
+        """Returns a text for the person who starts the server: its addresses, and a warning against production use."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return "\n".join(
             [

@@ -1,6 +1,6 @@
-"""Runs TensorFlow Serving's gRPC services on an asyncio loop: `PredictionService` and `ModelService`.
+"""Serves TensorFlow Serving's gRPC services `PredictionService` and `ModelService` on an asyncio loop.
 
-Each method parses its request from bytes; errors become the status of the call.
+A method gets its request as bytes and parses it. If it raises an error, the call ends with a gRPC status.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ Method = Callable[[Any], Awaitable[Message]]
 
 
 def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMethodHandler:
-    """Builds gRPC's handler of one method.
+    """Builds the gRPC handler of one method.
 
-    A `RequestError` ends the call with its status, any other error with INTERNAL, without the values of the request.
-    Bytes that are no request end it with INVALID_ARGUMENT; the library would send UNKNOWN, with another message.
+    After a `RequestError`, the call ends with the error's code and message; after any other error, with INTERNAL and a
+    message that quotes no values. Bytes that cannot be parsed give INVALID_ARGUMENT; gRPC itself would send UNKNOWN.
     """
 
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> Message:
@@ -185,10 +185,10 @@ def _fill_classes(result: classification_pb2.ClassificationResult, outputs: Tens
 async def running_grpc_server(
     manager: ModelManager, metrics: Metrics, host: str, port: int, limits: Limits
 ) -> AsyncIterator[int]:
-    """Answers on `host:port` while the block runs, then lets running requests finish; yields the port.
+    """Serves on `host:port` while the block runs, then waits for running requests; yields the number of the port.
 
     Raises:
-      ServingError: if the port is taken.
+      ServingError: the port is in use.
     """
     server = grpc.aio.server(
         options=[

@@ -21,10 +21,10 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parses the body of a request into its JSON object.
 
     NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. If
-    a key is given twice, the last value counts; in TensorFlow Serving, the first value counts.
+    a key is there twice, its last value is used; TensorFlow Serving uses the first.
 
     Raises:
-      RequestError: INVALID_ARGUMENT if the body is not JSON, or not an object.
+      RequestError: INVALID_ARGUMENT if the body is not JSON, or is JSON but not an object.
     """
     try:
         document = orjson.loads(body)
@@ -36,7 +36,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def signature_name(document: dict[str, Any]) -> str:
-    """Returns the signature that a body asks for; empty for the default one.
+    """Returns the name of the signature that a body asks for, or an empty string if it names none.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the name is not a string.
@@ -48,12 +48,12 @@ def signature_name(document: dict[str, Any]) -> str:
 
 
 def write(document: Any, *, finite: bool) -> bytes:
-    """Writes an answer, with arrays as lists and each float with the fewest digits that identify it.
+    """Writes an answer: arrays become lists, and each float has the fewest digits that identify it.
 
     Args:
       document: the answer.
-      finite: whether no float is NaN or infinite. NaN and infinities are written more slowly, as in TensorFlow Serving;
-        strict JSON does not have them.
+      finite: whether all floats are finite. Otherwise writing is slower, and NaN and infinities are written as
+        TensorFlow Serving does, although strict JSON does not have them.
     """
     if finite:
         return orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -61,19 +61,19 @@ def write(document: Any, *, finite: bool) -> bytes:
 
 
 def is_base64(value: Any) -> bool:
-    """Tells whether a value is `{"b64": "..."}`, the form in which JSON carries bytes."""
+    """Tells whether a value is a base64 object, `{"b64": "..."}`, which stands for bytes in JSON."""
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
 def type_name(value: Any) -> str:
-    """Returns TensorFlow Serving's name of a value's JSON type."""
+    """Returns the name that TensorFlow Serving's messages have for the JSON type of a value."""
     if isinstance(value, bool):
         return "True" if value else "False"
     return _TYPE_NAMES.get(type(value), "Number")
 
 
 def quote(value: Any) -> str:
-    """Returns the beginning of a value as JSON, for messages."""
+    """Returns the first characters of a value's JSON text, for messages."""
     text = ""
     try:
         # In pieces, so that a large value is not written in full only to be cut.
@@ -87,7 +87,7 @@ def quote(value: Any) -> str:
 
 
 def format_error(value: Any, problem: str) -> RequestError:
-    """Builds the error of a value of the wrong form."""
+    """Builds the error for a value with the wrong form; `problem` ends the message."""
     return invalid_argument(f"JSON Value: {quote(value)} {problem}")
 
 
@@ -143,11 +143,11 @@ _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "ui
 def format_outputs(outputs: Mapping[str, np.ndarray], *, rows: bool) -> bytes:
     """Writes outputs as rows (`predictions`) or columns (`outputs`); a single output is written without its key.
 
-    An answer has the form of its request. Strings are text, or base64 objects where the output's name ends with
-    `_bytes`.
+    Choose the form that the request had. Strings are written as text, but as base64 objects if the output's key ends
+    with `_bytes`.
 
     Raises:
-      RequestError: INVALID_ARGUMENT for outputs that cannot be rows together, or of a dtype that JSON cannot carry.
+      RequestError: INVALID_ARGUMENT if the outputs of rows differ in length, or JSON cannot express an output's dtype.
     """
     if rows:
         _check_batch_sizes(outputs)

@@ -1,4 +1,4 @@
-"""Turns the inputs of a REST request into arrays: rows (`instances`), columns (`inputs`) or examples."""
+"""Converts the inputs of a REST request, which are rows (`instances`), columns (`inputs`) or `examples`."""
 
 import base64
 import binascii
@@ -22,13 +22,13 @@ _INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint32, tf.uint
 
 
 def parse_inputs(document: dict[str, Any], signature: meta_graph_pb2.SignatureDef) -> dict[str, np.ndarray]:
-    """Turns the inputs of a parsed body into arrays of the dtypes that the signature declares.
+    """Converts the inputs in a parsed body to arrays of the dtypes that the signature declares.
 
-    Rows may be plain values where the signature has one input. Columns that the signature does not have are ignored.
+    Rows may be plain values if the signature has only one input. Columns that the signature does not have are ignored.
 
     Raises:
-      RequestError: INVALID_ARGUMENT with the key, element or shape that is wrong; UNIMPLEMENTED for dtypes that JSON
-        cannot carry.
+      RequestError: INVALID_ARGUMENT if an input is wrong; the message names the key, element or shape. UNIMPLEMENTED if
+        JSON cannot express an input's dtype.
     """
     if "instances" in document and "inputs" in document:
         raise format_error(
@@ -134,10 +134,10 @@ def _strings(values: list[str | dict]) -> np.ndarray | None:
 
 
 def to_bytes(value: str | dict[str, str]) -> bytes:
-    """Returns the bytes of a string or of a base64 object.
+    """Returns the bytes that a string (as UTF-8) or a base64 object stands for.
 
     Raises:
-      RequestError: INVALID_ARGUMENT for half a surrogate pair, or malformed base64.
+      RequestError: INVALID_ARGUMENT if the string has half a surrogate pair, or if the base64 is malformed.
     """
     if isinstance(value, str):
         try:
@@ -253,15 +253,15 @@ _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int6
 
 
 def parse_examples(document: dict[str, Any]) -> tuple[bytes, list[bytes]]:
-    """Turns the objects under `context` and `examples` into serialised `tf.train.Example` messages.
+    """Converts the values of `context` and `examples` in a body to serialised `tf.train.Example` messages.
 
-    Numbers with a decimal point become floats, other numbers int64; strings and base64 objects become bytes.
+    Numbers with a decimal point become floats, other numbers become int64; strings and base64 objects become bytes.
 
     Returns:
-      The features that all examples share, and the examples.
+      The context, which has the features that all examples share (empty if there is none), and the examples.
 
     Raises:
-      RequestError: INVALID_ARGUMENT with the feature that is wrong.
+      RequestError: INVALID_ARGUMENT if an example or feature is wrong; the message names the feature.
     """
     context = _serialized(document["context"]) if "context" in document else b""
     if "examples" not in document:

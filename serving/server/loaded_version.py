@@ -1,6 +1,6 @@
-"""Holds one version in memory: runs requests off the event loop, and frees the version after its last request.
+"""Runs the requests of one loaded version outside of the event loop, and frees the version after its last request.
 
-Requests that arrive while the model is busy are merged into batches, so that no request waits for a timeout.
+Requests that arrive while the model is busy are merged into batches; none waits for a time-out to fill a batch.
 """
 
 import asyncio
@@ -52,12 +52,12 @@ class _Waiting:
 
 @dataclasses.dataclass(eq=False)
 class Batcher:
-    """Runs the requests of one signature in batches. Belongs to one event loop; only batches run in other threads.
+    """Runs the requests of one signature in batches. Use it on one event loop; only the batches run in other threads.
 
-    A batch starts once one of `num_batch_threads` is free and no further request has come for a few turns of the loop:
-    an idle model answers a single request after some 50 microseconds. Requests of different dtypes or inner sizes are
-    never merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
-    whose inputs have different first sizes runs on its own.
+    A batch starts as soon as one of `num_batch_threads` is free and no request has come for a few turns of the loop, so
+    that a request to an idle model waits some 50 microseconds. Only requests with equal dtypes and inner
+    sizes are merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
+    whose inputs have different first sizes is never merged.
 
     `submit` is the method of an executor with `num_batch_threads` free threads, which call `run_inputs` and `on_batch`.
     """
@@ -79,7 +79,7 @@ class Batcher:
         """Runs one request, alone or merged with others.
 
         Raises:
-          RequestError: UNAVAILABLE if the queue is full; otherwise the error of a run of this request alone.
+          RequestError: UNAVAILABLE if the queue is full; otherwise the error that the request has when it runs alone.
         """
         loop = asyncio.get_running_loop()
         num_examples, largest = _num_examples(inputs), self.options.max_batch_size
@@ -222,16 +222,16 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(eq=False)
 class LoadedVersion:
-    """One loaded version of a model.
+    """One loaded version of a model, with a count of its users: the requests and runs that still need it.
 
-    Requests belong to one event loop. The count of users is behind a lock, since a version is retired by the thread
-    that loaded its successor.
+    Run all requests on one event loop. Users are counted under a lock, because another thread retires the version when
+    its successor has been loaded.
 
     Attributes:
       name: name of the model.
       version: number of the version.
-      servable: loaded export, closed by `retire`'s callback.
-      executor: threads that run requests, and call `on_batch`.
+      servable: loaded export; the callback that `retire` takes closes it.
+      executor: executor whose threads run requests and call `on_batch`.
       batching: options for merging requests; None to run each request on its own.
     """
 
@@ -284,12 +284,12 @@ class LoadedVersion:
         return future
 
     def add_user(self) -> None:
-        """Adds a user: a request, or a run for a request. The version must not be retired."""
+        """Counts one user more, a request or a run for a request. The version must not be retired."""
         with self._lock:
             self._num_users += 1
 
     def remove_user(self) -> None:
-        """Removes a user; a retired version ends with its last user."""
+        """Counts one user less; if it was the last user of a retired version, calls `retire`'s callback."""
         with self._lock:
             self._num_users -= 1
             ended = self._num_users == 0 and self._when_unused
@@ -297,7 +297,7 @@ class LoadedVersion:
             ended()
 
     def retire(self, when_unused: Callable[[], None]) -> None:
-        """Ends the version: no further request comes, and `when_unused` is called once the last user is gone."""
+        """Ends the version: call this after the last new request; `when_unused` is called when no user is left."""
         with self._lock:
             self._when_unused = when_unused
             is_unused = self._num_users == 0

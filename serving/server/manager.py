@@ -1,6 +1,6 @@
-"""Decides which model and version answers a request: loads, watches and replaces versions while requests run.
+"""Decides which version answers a request, and loads, watches and replaces versions while requests run.
 
-Builds the messages about models that both protocols send: states and signatures of versions.
+The module also builds the messages about states and signatures of versions, for gRPC and for REST.
 """
 
 import asyncio
@@ -41,9 +41,9 @@ _RUN_THREADS = max(4, os.cpu_count() or 1)
 class ModelManager:
     """The models of a server.
 
-    Requests never wait for a change: `acquire` and `statuses` look things up, under a lock that is held for moments.
-    Changes (`load`, the watching thread, `reload`) take turns under another lock, and work out a new table while the
-    old one serves. A version that the new table lacks is freed when its last request has ended.
+    Requests never wait for a change of the models: `acquire` and `statuses` lock a table only for a moment. Changes (by
+    `load`, `reload` and the watching thread) are made one after another, under another lock. Each prepares a new table
+    while the old one is in use. A version that the new table lacks is freed when its last request has ended.
 
     Attributes:
       statuses: the states of all versions ever seen.
@@ -62,7 +62,7 @@ class ModelManager:
 
         Args:
           models: models to serve, with different names.
-          poll_seconds: seconds from one look for changes on disk to the next; 0 to look only once.
+          poll_seconds: seconds between two looks for changes on disk; 0 to look only in `load` and `reload`.
           metrics: counters of loads and batches.
           batching: options for merging requests; None to run each request on its own.
           load_export: function that checks, loads and warms up one export.
@@ -92,7 +92,7 @@ class ModelManager:
         """Loads the models for the first time.
 
         Raises:
-          ServingError: if a model has no version that loads, or a label names a version that is not served.
+          ServingError: a model has no version that loads, or a label names a version that is not served.
         """
         with self._changing:
             found = {model.name: layout.published_versions(model.base_path) for model in self._models}
@@ -110,7 +110,7 @@ class ModelManager:
             self._watcher.start()
 
     def stop(self) -> None:
-        """Stops watching and frees every version; waits for loads and runs. Requests must have ended."""
+        """Stops watching, frees every version, and waits for loads and runs. Call this when all requests have ended."""
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
@@ -121,10 +121,11 @@ class ModelManager:
 
     @contextlib.contextmanager
     def acquire(self, spec: ModelSpec) -> Iterator[LoadedVersion]:
-        """Yields the version that answers a request, and keeps it loaded meanwhile.
+        """Yields the version that answers a request, and keeps it loaded until the block ends.
 
         Raises:
-          RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if nothing is served.
+          RequestError: INVALID_ARGUMENT if `spec` has no name or an unknown label; NOT_FOUND if the version is not
+            served.
         """
         with self._lock:
             version = self._table.find(spec)
@@ -135,15 +136,15 @@ class ModelManager:
             version.remove_user()
 
     async def reload(self, models: Sequence[ServedModel]) -> None:
-        """Replaces the whole list of models, and returns when the new ones serve. Nothing changes on an error.
+        """Replaces the whole list of models, and returns when the new models are served. An error changes nothing.
 
-        As in TensorFlow Serving, labels may only name versions that serve before the change. A list with a model that
-        has nothing to serve is refused; TensorFlow Serving accepts such a list or waits. If the caller is cancelled,
-        the change still happens.
+        As in TensorFlow Serving, labels may only name versions that are served before the change. A list with a model
+        that has no version to serve is refused; TensorFlow Serving would accept it, or wait. If the caller is
+        cancelled, the change is made all the same.
 
         Raises:
-          RequestError: PERMISSION_DENIED for a folder outside those allowed; FAILED_PRECONDITION for a label on a
-            version that is not served; UNKNOWN if a model has no version that loads.
+          RequestError: PERMISSION_DENIED if a folder is outside of the allowed ones; FAILED_PRECONDITION if a label
+            names a version that is not served; UNKNOWN if a model has no version that loads.
         """
         self._check_folders(models)
         await asyncio.to_thread(self._reload, list(models))
@@ -258,7 +259,7 @@ def requested_spec(request: Any) -> ModelSpec:
     """Returns the model and version that a message asks for.
 
     Raises:
-      RequestError: INVALID_ARGUMENT without a ModelSpec.
+      RequestError: INVALID_ARGUMENT if the message has no ModelSpec.
     """
     if not request.HasField("model_spec"):
         raise invalid_argument("Missing ModelSpec")
@@ -272,7 +273,7 @@ def requested_spec(request: Any) -> ModelSpec:
 
 
 def metadata_response(loaded: LoadedVersion) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """Builds the metadata message of a loaded version: its signatures."""
+    """Builds the metadata message of a loaded version, which describes its signatures."""
     response = get_model_metadata_pb2.GetModelMetadataResponse()
     response.model_spec.name = loaded.name
     response.model_spec.version.value = loaded.version
@@ -284,10 +285,10 @@ def metadata_response(loaded: LoadedVersion) -> get_model_metadata_pb2.GetModelM
 
 
 def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_pb2.GetModelStatusResponse:
-    """Builds the status message of the version that a request names by number, or else of all, newest first.
+    """Builds a message with the state of the version whose number `spec` has, else of all versions, newest first.
 
     Raises:
-      RequestError: NOT_FOUND for an unknown model or version.
+      RequestError: NOT_FOUND if the model or the version is unknown.
     """
     response = get_model_status_pb2.GetModelStatusResponse()
     for status in manager.statuses.get(spec.name, spec.version):
@@ -301,7 +302,7 @@ def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_
 
 
 def metadata_json(loaded: LoadedVersion) -> bytes:
-    """Writes the metadata of a loaded version as JSON."""
+    """Returns the message of `metadata_response` as JSON."""
     message = to_dict(metadata_response(loaded))
     # The wrapper `Any` names its type, which TensorFlow Serving leaves out.
     for field in message["metadata"].values():
@@ -310,7 +311,7 @@ def metadata_json(loaded: LoadedVersion) -> bytes:
 
 
 def status_json(manager: ModelManager, spec: ModelSpec) -> bytes:
-    """Writes the states of versions as JSON; see `status_response`."""
+    """Returns the message of `status_response` as JSON."""
     message = to_dict(status_response(manager, spec))
     for entry in message["model_version_status"]:
         entry.setdefault("status", {"error_code": "OK", "error_message": ""})

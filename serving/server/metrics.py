@@ -1,6 +1,6 @@
-"""Counts requests, batches and loads for Prometheus, under TensorFlow Serving's names where it has them.
+"""Counts requests, batches and loads for Prometheus, under the names of TensorFlow Serving's metrics.
 
-Labels are names of models that are served, never names that a request made up, and never clients' ids.
+Labels name only models that are served; they never have other names from requests, or clients' ids.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Observation:
-    """One request being answered.
+    """A request that is being answered.
 
     Attributes:
-      runtime_latency: histogram of the times of runs.
+      runtime_latency: histogram of the times that signatures took to run.
       api: name of the method, such as `Predict` or, over REST, `predict`; empty if a path has no method.
       model_name: name of the model that answers; empty if the request names no served model.
     """
@@ -42,7 +42,7 @@ class Observation:
     model_name: str = ""
 
     async def timed(self, run: Awaitable[Result]) -> Result:
-        """Awaits the run of a signature and records the time, with the wait for a batch, as TensorFlow Serving does."""
+        """Awaits the run of a signature and records its time; as in TensorFlow Serving, the wait for a batch counts."""
         start = time.perf_counter()
         result = await run
         seconds = time.perf_counter() - start
@@ -51,7 +51,7 @@ class Observation:
 
 
 class Metrics:
-    """Counters of one server, apart from other servers in the process. Safe to use from many threads."""
+    """The metrics of one server; other servers in the process have their own. May be used by many threads."""
 
     def __init__(self):
         self._registry = prometheus_client.CollectorRegistry()
@@ -95,7 +95,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def request(self, entrypoint: str, api: str = "") -> Iterator[Observation]:
-        """Counts the request that the block answers by its outcome and, if it succeeds, times it."""
+        """Counts the request that the block answers, under its status; records its time if it succeeds."""
         observation, start = Observation(self._runtime_latency, api), time.perf_counter()
         try:
             yield observation
@@ -108,14 +108,14 @@ class Metrics:
         self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """Counts an attempt to load a version, which took `seconds`, warm-up included."""
+        """Counts an attempt to load a version; `seconds` is the time it took, with the warm-up."""
         path = f"{name}/{version}"
         self._load_attempt_count.add([path, "success" if ok else "fail"])
         if ok:
             self._load_latency.add([path], int(seconds * _MICROSECONDS))
 
     def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """Counts a batch of a model: examples of each request, and all examples that ran, padding included."""
+        """Records the sizes of a batch: examples of each request, and all examples that ran, padding included."""
         sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
             sizes.observe(size)

@@ -1,6 +1,6 @@
-"""Defines the server's options: bounds on requests, and how requests are merged into batches.
+"""Defines the server's options: limits on requests, and options for merging requests into batches.
 
-The options for batches can be read from TensorFlow Serving's file of batching parameters.
+The options for batches can be read from a file of TensorFlow Serving's batching parameters.
 """
 
 import dataclasses
@@ -33,13 +33,13 @@ class BatchingOptions:
 
     Attributes:
       max_batch_size: largest number of examples in one batch. A larger request runs on its own; TensorFlow Serving
-        refuses it (`enable_large_batch_splitting` unset), but a development server has no other replica to send it to.
-      max_enqueued_batches: number of batches that may wait for one signature; a request beyond them is UNAVAILABLE.
-      num_batch_threads: number of batches of one signature that run at the same time.
-      allowed_batch_sizes: sizes that batches are padded to, ascending, the last one `max_batch_size`; empty for any.
+        without `enable_large_batch_splitting` would refuse it.
+      max_enqueued_batches: number of batches that may wait for one signature; further requests get UNAVAILABLE.
+      num_batch_threads: number of batches of one signature that may run at the same time.
+      allowed_batch_sizes: sizes that batches are padded to, ascending, up to `max_batch_size`; empty for no padding.
 
     Raises:
-      ServingError: naming the first value that is wrong.
+      ServingError: a value is wrong; the message names the first such value.
     """
 
     max_batch_size: int = 64
@@ -63,18 +63,18 @@ class BatchingOptions:
             )
 
     def padded_size(self, num_examples: int) -> int:
-        """Returns the smallest allowed size that holds `num_examples`; `num_examples` itself if none does."""
+        """Returns the smallest allowed size of at least `num_examples`; `num_examples` itself if there is none."""
         return next((size for size in self.allowed_batch_sizes if size >= num_examples), num_examples)
 
 
 def read_batching_file(path: Path) -> BatchingOptions:
-    """Reads TensorFlow Serving's text form of batching parameters; a field that is missing keeps its default here.
+    """Reads a file of TensorFlow Serving's batching parameters; missing fields get the defaults of `BatchingOptions`.
 
-    Fields that `BatchingOptions` lacks are accepted without effect: batches never wait for a timeout, requests of
-    different inner shapes are never padded to a common one, and large requests are never split.
+    Fields that `BatchingOptions` lacks are accepted but have no effect: batches never wait for a timeout, requests with
+    different inner shapes are never padded to the same shape, and large requests are never split.
 
     Raises:
-      ServingError: if the file cannot be read, or a value is out of range.
+      ServingError: the file cannot be read, or a value is out of range.
     """
     try:
         parameters = text_format.Parse(path.read_text(encoding="utf-8"), _message_class()())
@@ -109,17 +109,17 @@ def _message_class() -> type[Message]:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Bounds on requests.
+    """Limits on requests.
 
     Attributes:
       max_bytes: largest size of an unpacked request, in bytes; a larger REST body is answered with 413.
-      max_elements: largest number of elements in one gRPC input tensor, whose few bytes may stand for many elements.
-      timeout_seconds: seconds that a REST client may take to send its headers, to send its body, to take its answer,
-        and to keep a connection idle.
-      grace_seconds: seconds that running requests may go on when the server stops.
+      max_elements: largest number of elements in an input tensor of a gRPC request, where few bytes may stand for many.
+      timeout_seconds: seconds that a REST client may take to send the headers; also to send the body, and to receive
+        the answer; also the seconds that a connection may be idle.
+      grace_seconds: seconds that running requests get to finish when the server stops.
 
     Raises:
-      ServingError: naming the first value that is not positive.
+      ServingError: a value is not positive; the message names the first such value.
     """
 
     max_bytes: int = 64 * 2**20

@@ -1,4 +1,4 @@
-"""Answers the REST API without HTTP: finds the route of a path, and gives TensorFlow Serving's bodies and errors."""
+"""Answers REST requests, without HTTP: finds a path's route, and builds bodies and errors like TensorFlow Serving's."""
 
 import dataclasses
 import re
@@ -30,22 +30,22 @@ _PATHS = {
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """The method of a request, `predict`, `classify`, `regress`, `status` or `metadata`, and its model and version."""
+    """A request's method (`predict`, `classify`, `regress`, `status` or `metadata`), model and version."""
 
     method: str
     spec: ModelSpec
 
 
 def is_in_api(path: str) -> bool:
-    """Tells whether a path belongs to the API, well-formed or not."""
+    """Tells whether a path begins like the paths of the API; the rest of the path may be malformed."""
     return path.lower().startswith(_API_PREFIX)
 
 
 def find_route(http_method: str, path: str) -> Route:
-    """Reads a request line of the API: an HTTP method in capitals, and a percent-encoded path without its query.
+    """Returns the route for an HTTP method (in capitals) and a path (percent-encoded, without its query).
 
     Raises:
-      RequestError: INVALID_ARGUMENT for any other path or method.
+      RequestError: INVALID_ARGUMENT if the API does not have the path or the method.
     """
     match = _PATHS[http_method].fullmatch(path) if http_method in _PATHS else None
     method = (match["method"] or STATUS) if match else ""
@@ -76,13 +76,13 @@ def _to_version(digits: str | None) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class RestApi:
-    """Answers requests whose path and body have been read. Belongs to one event loop."""
+    """Answers requests whose route is known and whose body has been read. Use it on one event loop."""
 
     manager: ModelManager
     limits: Limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        """Returns the JSON body of the answer; `observation` gets the model's name and the time of the run.
+        """Returns the JSON body of the answer; enters the model's name and the time of the run in `observation`.
 
         Raises:
           RequestError: with the code and message that TensorFlow Serving would send.

@@ -32,7 +32,7 @@ _LINGERING_SECONDS = 2.0
 async def running_rest_server(
     api: RestApi, metrics: Metrics, listening: socket.socket, limits: Limits
 ) -> AsyncIterator[None]:
-    """Answers on a bound socket while the block runs, then lets running requests finish and ends idle connections."""
+    """Serves on a bound socket while the block runs, then waits for running requests and ends idle connections."""
     server = _Server(
         _Handler(api, metrics, limits),
         # The request of a client that is gone leaves the queue.
@@ -163,7 +163,7 @@ _EITHER_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class BodyError(RequestError):
-    """A body that is refused, after which the connection is closed; HTTP has statuses of its own for bodies."""
+    """The body of a request is refused with the HTTP status 400, 408 or 413; then the connection is closed."""
 
     def __init__(self, http_status: int, message: str):
         super().__init__(_CODES[http_status], message)
@@ -176,10 +176,11 @@ class BodyError(RequestError):
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Reads a body, of known length or in chunks, and unpacks gzip or deflate, which the library must not do itself.
+    """Reads a body, and unpacks it, up to a limit, if it is packed with gzip or deflate.
 
     Raises:
-      BodyError: 413 if the body is too large, packed or unpacked; 408 if it is too slow; 400 if it cannot be unpacked.
+      BodyError: 413 if the body is too large, packed or unpacked; 408 if it takes too long to arrive; 400 if it is
+        malformed.
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyError(413, f"The body has {request.content_length} bytes; this server accepts {max_bytes}.")

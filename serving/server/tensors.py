@@ -1,7 +1,7 @@
-"""Turns TensorProto messages and examples into arrays and back.
+"""Converts TensorProto messages and examples to arrays, and arrays to TensorProto messages.
 
 TensorFlow's general converters would take most of a request's time. Large requests are decoded in a thread, so that
-the event loop answers others meanwhile.
+the event loop can answer other requests at the same time.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ _SIXTEEN_BIT_FLOATS = tuple(dtype for dtype, field in _VALUE_FIELDS.values() if 
 
 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
-    """Decodes the input tensors of a request as TensorFlow Serving does, large ones in a thread.
+    """Decodes the input tensors of a request as TensorFlow Serving does, in a thread if they have many elements.
 
-    Elements that a message leaves out are copies of its last value, or zeros if there is no value, so a few bytes may
-    stand for any number of elements. Each tensor's number of elements is first compared with `max_elements`.
+    Elements that a message leaves out are copies of its last value, or zeros if it has no value, so a few bytes may
+    stand for any number of elements. Each tensor's number of elements is therefore limited to `max_elements`.
 
     Returns:
-      Arrays of the dtype and shape of each message, maybe read-only; strings are objects of type bytes.
+      Array for each tensor, with its dtype and shape; it may be read-only. Strings are `bytes` objects.
 
     Raises:
       RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if a message is malformed.
@@ -60,10 +60,10 @@ async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: 
 
 
 def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
-    """Writes an array into an empty message, its values in the typed field, as TensorFlow Serving does by default.
+    """Writes an array into an empty message; values go to the field of their type, as TensorFlow Serving does.
 
     Raises:
-      TypeError: the array has a dtype that no signature can answer with.
+      TypeError: the array has a dtype that outputs of signatures cannot have.
     """
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
@@ -173,11 +173,11 @@ def _malformed(key: str) -> RequestError:
 
 
 def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Adds `context`, the serialised example of shared features, to each serialised example: bytes objects `[n]`.
+    """Returns serialised examples, each merged with `context` (the example of shared features), as bytes `[n]`.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies of the context exceed `max_bytes`, as a small request may need
-        many copies.
+      RequestError: RESOURCE_EXHAUSTED if the copies of the context are larger than `max_bytes` in all: even a small
+        request may need many copies.
     """
     if len(context) * len(examples) > max_bytes:
         raise RequestError(
@@ -205,7 +205,7 @@ async def off_loop(
     *arguments: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Calls a function that waits for nothing: in another thread if its work is large, else in this thread."""
+    """Calls a function that only computes: in another thread if `is_large`, so that the loop goes on, else at once."""
     if is_large:
         return await asyncio.to_thread(function, *arguments, **options)
     return function(*arguments, **options)

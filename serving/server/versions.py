@@ -1,7 +1,7 @@
 """Loads the versions that a policy asks for, and keeps their states and the table of versions that take requests.
 
-The loader loads missing versions, and remembers failures. The table of models and versions that take requests at one
-moment is immutable, and replaced as a whole. States of versions are those that TensorFlow Serving reports.
+`VersionLoader` loads missing versions, and remembers those that fail. A `ModelTable` is immutable: it is replaced as a
+whole when models or versions change. `StatusBoard` has the same states of versions as TensorFlow Serving.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Versions = Mapping[int, LoadedVersion]
 
 
 class ModelTable:
-    """The models that are served, in the order they were given, and the loaded versions of each by name and number."""
+    """The served models, in the order they were given, and each model's loaded versions, by model name and number."""
 
     def __init__(self, models: Sequence[ServedModel], versions: Mapping[str, Versions]):
         self.models = tuple(models)
@@ -39,7 +39,7 @@ class ModelTable:
         """Returns the version that a request asks for.
 
         Raises:
-          RequestError: INVALID_ARGUMENT without a name or with an unknown label; NOT_FOUND if no such version is
+          RequestError: INVALID_ARGUMENT if `spec` has no name or an unknown label; NOT_FOUND if the version is not
             loaded.
         """
         if not spec.name:
@@ -58,12 +58,12 @@ class ModelTable:
         return versions[number]
 
     def reusable_versions(self, model: ServedModel) -> Versions:
-        """Returns the loaded versions of a model; none if the model has a new folder, with other versions."""
+        """Returns the loaded versions of a model; none if it has another folder than before, with other exports."""
         known = self._by_name.get(model.name)
         return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
 
     def lacking(self, other: "ModelTable") -> list[LoadedVersion]:
-        """Returns the versions of another table that this one lacks or has loaded again."""
+        """Returns the loaded versions of another table that this table does not have, or has loaded anew."""
         held = {id(version) for version in self.loaded()}
         return [version for version in other.loaded() if id(version) not in held]
 
@@ -72,10 +72,10 @@ class ModelTable:
         return [version for versions in self.versions.values() for version in versions.values()]
 
     def check_labels(self, models: Sequence[ServedModel]) -> None:
-        """Checks that the labels of a list of models name versions of this table.
+        """Checks that the labels of these models name loaded versions of this table.
 
         Raises:
-          RequestError: FAILED_PRECONDITION for the first label that does not.
+          RequestError: FAILED_PRECONDITION if a label names another version; the message is about the first such one.
         """
         for model in models:
             for version in model.labels.values():
@@ -92,7 +92,7 @@ START, LOADING, AVAILABLE, UNLOADING, END = "START", "LOADING", "AVAILABLE", "UN
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """State of a version: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`; `error` is why it ended, or empty."""
+    """State of a version (`START`, `LOADING`, `AVAILABLE`, `UNLOADING`, `END`); `error` says why it failed, if so."""
 
     version: int
     state: str
@@ -100,7 +100,7 @@ class VersionStatus:
 
 
 class StatusBoard:
-    """The latest state of every version ever seen, also of ended versions. Safe to call from many threads."""
+    """The latest state of every version ever seen, including versions that have ended. May be used by many threads."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class StatusBoard:
             self._statuses.setdefault(name, {})[version] = VersionStatus(version, state, error)
 
     def end_unloading(self, name: str, version: int) -> None:
-        """Records that a version has been freed, unless its number is in use again or being loaded."""
+        """Records that a version has been freed, unless a version of the same number is being loaded or used again."""
         with self._lock:
             if self._statuses[name][version].state == UNLOADING:
                 self._statuses[name][version] = VersionStatus(version, END)
@@ -121,7 +121,7 @@ class StatusBoard:
         """Returns the state of one version, or the states of all versions of a model, newest first.
 
         Raises:
-          RequestError: NOT_FOUND for a model or version never seen.
+          RequestError: NOT_FOUND if the model or the version has never been seen.
         """
         found = [status for status in self._newest_first(name) if version in (None, status.version)]
         if not found:
@@ -130,7 +130,7 @@ class StatusBoard:
         return found
 
     def errors(self, name: str) -> list[str]:
-        """Returns the reasons why versions of a model ended, newest first."""
+        """Returns the errors with which versions of a model have failed; those of the newest version are first."""
         return [status.error for status in self._newest_first(name) if status.error]
 
     def _newest_first(self, name: str) -> list[VersionStatus]:
@@ -143,19 +143,19 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class VersionLoader:
-    """Loads versions in threads of its own, several at a time. The loader is not thread-safe.
+    """Loads versions in threads, several at a time. The loader itself must be used by one thread at a time.
 
-    A version that does not load counts as missing, and is not tried again until its files change: with the policy
-    `Latest(1)`, the newest version that loads is served. (TensorFlow Serving tries a version five times, a minute
-    apart; meanwhile it serves the old version, or none after a restart.)
+    A version that does not load is treated as missing, and is not tried again until its files change. So the policy
+    `Latest(1)` serves the newest version that loads. (TensorFlow Serving tries a version five times, once a minute, and
+    until then it serves the old version, or none after a restart.)
 
     Attributes:
       load_export: function that checks, loads and warms up one export.
-      load_executor: threads that load exports.
-      run_executor: threads that run the requests of loaded versions.
+      load_executor: executor whose threads load exports.
+      run_executor: executor whose threads run the requests of loaded versions.
       batching: options for merging requests; None to run each request on its own.
-      statuses: record of states, up to `LOADING`, or `END` after a failure.
-      metrics: counters of attempts and batches.
+      statuses: board where the loader enters the states `START`, `LOADING` and, after a failure, `END`.
+      metrics: counters of attempts to load, and of batches.
     """
 
     load_export: Callable[[Path], Servable]
@@ -169,9 +169,9 @@ class VersionLoader:
     def bring_up(
         self, models: Sequence[ServedModel], found: Mapping[str, Mapping[int, Path]], loaded: Mapping[str, Versions]
     ) -> dict[str, Versions]:
-        """Loads missing versions, and returns for each model the versions to serve from now on, possibly none.
+        """Loads missing versions, and returns the versions to serve from now on, perhaps none, for each model.
 
-        `found` has the folders of each model's versions on disk, `loaded` the versions that serve now, if any.
+        `found` has each model's versions on disk, with their folders; `loaded` has the versions that are served now.
         """
         tables = {model.name: dict(loaded.get(model.name, {})) for model in models}
         candidates = {

@@ -1,7 +1,7 @@
 """Checks that an export answers correctly.
 
-answers: comparison of answers
-worker: the fresh process, which loads an export
-fresh_process: the parent of this process
-verify: verification of an export as a whole
+answers: compares answers
+worker: runs in a fresh process, where it loads an export and asks for answers
+fresh_process: starts the fresh process and gives it exports
+verify: verifies an export as a whole
 """

@@ -1,4 +1,4 @@
-"""Compares an export's answers with its model's."""
+"""Compares the answers of an export with the answers of its model."""
 
 from collections.abc import Mapping
 
@@ -13,16 +13,16 @@ TOLERANCE = 1e-4
 def check_answers(what: str, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
     """Compares answers with the right answers.
 
-    Floating-point numbers may differ by `TOLERANCE`, absolute up to 1 and relative above; strings, bools, integers,
-    dtypes and shapes must be equal. A number that is not finite differs from every number.
+    Floating-point numbers may differ by `TOLERANCE`: an absolute difference if the right number is within 1 of zero, a
+    relative one otherwise. NaN and infinities are never accepted. All else, dtypes and shapes too, must be equal.
 
     Args:
-      what: source of the answers, for messages.
+      what: words for the source of the answers, in messages.
       actual: answers by key; keys that `expected` lacks are not compared.
       expected: right answers by key.
 
     Raises:
-      ServingError: naming the first answer that differs, and by how much.
+      ServingError: an answer differs; the message names the first such answer and the difference.
     """
     for key, right in expected.items():
         if key not in actual:

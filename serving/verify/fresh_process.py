@@ -1,4 +1,4 @@
-"""Loads exports in a separate process, as a server does: if that process crashes or hangs, the export is refused."""
+"""Loads exports in a separate process, as a server would; refuses an export if that process crashes or hangs."""
 
 import dataclasses
 import json
@@ -25,12 +25,12 @@ _LOG_TAIL_BYTES = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """A request to an export and its right answer.
+    """A request to an export, and the answer that it must get.
 
     Attributes:
       signature_name: name of the signature; empty for `serving_default`.
-      inputs: array for each input, by key; strings as arrays of objects.
-      outputs: right answers by key, of the signature's dtypes and shapes; keys that are left out are not compared.
+      inputs: array for each input, by key; strings are in arrays of objects.
+      outputs: right outputs by key, with the signature's dtypes and shapes; outputs without an entry are not compared.
     """
 
     signature_name: str
@@ -39,11 +39,11 @@ class Expectation:
 
 
 class FreshProcess:
-    """A process that has imported TensorFlow but nothing of the training, for the verification of exports.
+    """A process that verifies exports; it has imported TensorFlow, but no code for training.
 
-    The import takes seconds, during which the caller goes on: start early, verify late. The process ends with the
-    `with` block or with its parent. After a verification that crashed or took too long, the next one starts a new
-    process.
+    The import takes seconds. The caller does not wait for it, so create this object early, and verify later. The
+    process ends with the `with` block or with its parent. If a verification crashes or takes too long, the next
+    verification starts a new process.
 
     Example:
       >>> with FreshProcess() as process:
@@ -54,7 +54,7 @@ class FreshProcess:
     """
 
     def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS):
-        """Starts the process without waiting; one verification may take `timeout_seconds`, the import included."""
+        """Starts the process without waiting for it; a verification, with the import, may take `timeout_seconds`."""
         self._timeout_seconds = timeout_seconds
         self._worker = _Worker()
 
@@ -69,11 +69,11 @@ class FreshProcess:
         self._worker.stop()
 
     def verify(self, export_dir: Path, expectations: Sequence[Expectation] = ()) -> dict[str, Any]:
-        """Checks an export, loads it, replays its warm-up requests and compares its answers; one call at a time.
+        """Checks an export, loads it, runs its warm-up requests and compares its answers. Make one call at a time.
 
         Args:
           export_dir: the directory of one version.
-          expectations: requests and their right answers, up to `serving.verify.answers.TOLERANCE`.
+          expectations: requests and their right answers; see `serving.verify.answers.check_answers` for the tolerance.
 
         Returns:
           The findings as JSON values; see `serving.verify.worker`.
@@ -187,7 +187,7 @@ def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str,
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes arrays of numbers, bools or strings (objects or NumPy's own), by name, as a `PredictRequest`."""
+    """Writes named arrays to a file, as a `PredictRequest`; strings may be objects or NumPy's own strings."""
     # Imported late: without expectations, this process leaves TensorFlow to the worker.
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2

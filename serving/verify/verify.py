@@ -1,4 +1,4 @@
-"""Verifies an export as a whole, for receivers of exports."""
+"""Verifies an export as a whole, for someone who has received it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ class VerifiedExport:
 
     Attributes:
       export_dir: directory of the version.
-      files: number of bytes of every file, by path below the directory.
+      files: number of bytes of each file, by its path relative to the directory.
       signatures: signatures of the loaded graph by name, as `serving.saved_model.signatures.describe` returns them.
       ops: all ops that the graph uses, sorted.
-      warmup_requests: number of stored requests that were replayed.
-      claims: further entries of the manifest, such as `num_clients`, `layout` and `tensorflow_version`, which are not
-        checked.
+      warmup_requests: number of the export's warm-up requests, which were all run.
+      claims: other entries of the manifest, such as `num_clients`, `layout` and `tensorflow_version`; nothing checks
+        that they are true.
     """
 
     export_dir: Path
@@ -33,15 +33,15 @@ class VerifiedExport:
 
     @property
     def total_bytes(self) -> int:
-        """Returns the bytes of all files."""
+        """Returns the total size of all files in bytes."""
         return sum(self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything as JSON values."""
+        """Returns all attributes and `total_bytes` as JSON values."""
         return {**dataclasses.asdict(self), "export_dir": str(self.export_dir), "total_bytes": self.total_bytes}
 
     def summary(self) -> str:
-        """Returns a few lines for a person."""
+        """Returns a summary of a few lines for people."""
         plain = {key: value for key, value in self.claims.items() if isinstance(value, str | int | float)}
         claims = [f"{key.replace('_', ' ')} {value}" for key, value in plain.items()]
         lines = [
@@ -56,12 +56,12 @@ class VerifiedExport:
 
 
 def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequence[Expectation] = ()) -> VerifiedExport:
-    """Checks the files and the graph of one version, loads the export and compares its answers, in a fresh process.
+    """Verifies one version in a fresh process: checks its files and graph, loads it, and compares its answers.
 
-    Before these checks, the calling process reads nothing of the export.
+    The calling process reads nothing of the export before it has passed.
 
     Raises:
-      ServingError: the export is refused; the message names the file or the answer, and why.
+      ServingError: the export is refused; the message gives the reason, and names the file or the answer.
     """
     found = process.verify(export_dir, expectations)
     manifest = layout.read_manifest(export_dir)
@@ -80,10 +80,10 @@ def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequenc
 
 
 def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
-    """Returns a path itself if it holds a SavedModel, else the versions of a base path, or only the `latest`.
+    """Returns the path itself if it has a SavedModel; else the folders of its versions, or only that of the `latest`.
 
     Raises:
-      ServingError: the path holds neither.
+      ServingError: the path has neither a SavedModel nor versions.
     """
     if (path / layout.SAVED_MODEL_FILE).exists():
         return [path]

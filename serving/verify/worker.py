@@ -1,12 +1,12 @@
-"""Runs the process behind `FreshProcess`: reads jobs, a line of JSON each, and answers each with a line of JSON.
+"""Runs in the process of `FreshProcess`: reads jobs, each a line of JSON, and answers each job with a line of JSON.
 
-A job has `export_dir`, `scratch` (a directory for temporary files), `timeout_seconds` and `expectations`, each with a
-`signature_name` and the files of its `inputs` and `outputs`. The answer is `{"refused": reason}`, or the findings:
-`signatures` (dtypes and shapes of inputs and outputs), `ops` (all ops of the graph) and `warmup_requests` (number of
-replayed requests).
+A job has `export_dir`, `scratch` (a directory for temporary files), `timeout_seconds` and `expectations`; each
+expectation has a `signature_name` and the files of its `inputs` and `outputs`. The answer to a job is
+`{"refused": reason}`, or the findings: `signatures` (dtypes and shapes of inputs and outputs), `ops` (all ops of the
+graph) and `warmup_requests` (number of warm-up requests that were run).
 
-An export is checked, loaded as a server does, and its answers are compared. TensorFlow's `saved_model_cli` runs inside
-this process, as each of its commands would import TensorFlow again.
+For a job, the worker checks the export, loads it as a server does, and compares its answers. It calls `saved_model_cli`
+as a library, since each run as a program would import TensorFlow again.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays that `fresh_process.save_arrays` wrote; strings are objects of type bytes."""
+    """Reads the arrays that `fresh_process.save_arrays` wrote; strings are read as `bytes` objects."""
     request = predict_pb2.PredictRequest.FromString(path.read_bytes())
     return {name: tf.make_ndarray(tensor) for name, tensor in request.inputs.items()}
 
@@ -85,7 +85,7 @@ def _run_command(export_dir: Path, command: str, *arguments: str) -> str:
 
 
 def try_export(job: dict[str, Any]) -> dict[str, Any]:
-    """Answers one job."""
+    """Does one job and returns its answer."""
     export_dir = Path(job["export_dir"])
     try:
         return _try_export(export_dir, job["expectations"], Path(job["scratch"]))
@@ -166,7 +166,7 @@ _POLL_SECONDS = 1.0
 
 
 def main() -> None:
-    """Answers jobs until the parent closes its end of the pipe or is gone."""
+    """Answers jobs until the parent closes its end of the pipe or has ended."""
     parent = int(sys.argv[1])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # All output of TensorFlow goes to the log.

@@ -1,8 +1,8 @@
-"""Turns a trained method into served models.
+"""Makes served models from a trained method.
 
-trained_clients: a trained method's clients, with weights one client after another
-served: weights that clients share held once, other weights as rows
-model_card: how an export was made, and whether settings still fit
-export: SavedModels of an experiment's clients
-new_clients: clients added after training
+trained_clients: gives access to a trained method's clients and their weights, one client after another
+served: brings clients' models into the form in which they are served
+model_card: records how an export was made, and checks whether settings still fit it
+export: exports the models of an experiment's clients as SavedModels
+new_clients: adds clients after training
 """

@@ -1,4 +1,4 @@
-"""Exports a trained method: SavedModels of all clients' personal models, with model card and privacy report."""
+"""Exports the personal models of a trained method's clients as SavedModels, with a model card and a privacy report."""
 
 import contextlib
 import dataclasses
@@ -39,10 +39,10 @@ class Exported:
     """An export that was written.
 
     Attributes:
-      versions: folders of the new versions by model name: one folder, or one for every client.
-      layout: layout of the export, as in `tff_pdp.experiment.config.Export`, never `auto`.
+      versions: folder of each new version, by model name: one for all clients, or one for each client.
+      layout: layout of the export; if `tff_pdp.experiment.config.Export` has `auto`, the layout that was chosen.
       size: approximate size of one of the versions, as in its manifest.
-      sizes: approximate number of bytes that weights take, by possible layout.
+      sizes: approximate number of bytes that the weights take in each possible layout, by layout.
     """
 
     versions: Mapping[str, Path]
@@ -52,12 +52,12 @@ class Exported:
 
     @property
     def version(self) -> Path:
-        """Returns the folder of the new version; raises ValueError where every client has an export of its own."""
+        """Returns the folder of the only new version; raises ValueError if there is one for each client."""
         (version,) = self.versions.values()
         return version
 
     def layout_text(self) -> str:
-        """Returns the layout, and the size of the weights in each possible layout, for a reader."""
+        """Returns a text for people: the layout, and the size of the weights in each possible layout."""
         by_size = sorted(self.sizes, key=self.sizes.__getitem__)
         sizes = ", ".join(f"{name} {plain(self.sizes[name] / 1e6)} MB" for name in by_size)
         return f"{self.layout} (weights take about: {sizes})"
@@ -68,13 +68,13 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
 
     Args:
       config: the experiment.
-      drop_added: whether the new version may lack clients, or fits of clients, that were added to the newest version.
+      drop_added: whether the new version may lose clients, and fits of clients, that `personalize` has added.
 
     Raises:
       ConfigError: the method has not been trained, or the layout is not possible for it.
-      ServingError: added clients would be lost, the key of ids is lost, or the export failed its checks; nothing was
-        published.
-      DataError: another process writes to the run's folder, or a file there is damaged.
+      ServingError: added clients would be lost, the key that hashes clients' ids is missing or wrong, or the export
+        failed its checks. Nothing was published then.
+      DataError: another process writes to the run's folder, or a file in this folder is damaged.
     """
     # The fresh process is first: it imports TensorFlow while this process loads and checks.
     with FreshProcess() as process, only_writer(config.algorithm_folder(config.export.algorithm)):

@@ -24,17 +24,17 @@ _CLIENT_IDS = {
 
 
 def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]) -> dict[str, Any]:
-    """Returns the entries of a model card that `check_settings` and `served_ids` read."""
+    """Returns the entries for a new model card that `check_settings` and `served_ids` will read."""
     kind = config.export.client_ids
     key = {"client_id_key": exported_id.fingerprint} if isinstance(exported_id, ClientIdHash) else {}
     return {"client_ids": _CLIENT_IDS[kind], "client_id_kind": kind, **key, "settings": _settings(config)}
 
 
 def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
-    """Checks that a version was made with the configuration's settings of model and method, which shape the graph.
+    """Checks that a version was made with the same settings of model and method as in the configuration.
 
     Raises:
-      ConfigError: the version is of another method, or a setting of the model or the method differs.
+      ConfigError: the version was made by another method, or a setting of the model or the method differs.
     """
     name = config.export.algorithm
     if card.get("algorithm") != name:
@@ -53,11 +53,11 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
 
 
 def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> Callable[[str], str]:
-    """Returns the function from a client's id to the client's id in a version.
+    """Returns a function that gives, for a client's id, the client's id in an existing version.
 
     Raises:
-      ConfigError: the configuration asks for another kind of ids.
-      ServingError: the key of hashes is missing, damaged, or not the key of the version.
+      ConfigError: the configuration asks for hashed ids and the version has plain ids, or the reverse.
+      ServingError: the key that hashes ids is missing or damaged, or the version was made with another key.
     """
     kind = card.get("client_id_kind")
     if kind != config.export.client_ids:
@@ -73,10 +73,10 @@ def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any])
 
 
 def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
-    """Returns the function from a client's id to its id in exports; makes the key of hashes for the first export.
+    """Returns a function that gives, for a client's id, its id in exports. Before the first export, makes the key.
 
     Raises:
-      ServingError: the key is missing, damaged, or not the key of an existing export.
+      ServingError: the key that hashes ids is missing or damaged, or an existing export was made with another key.
     """
     if config.export.client_ids == "plain":
         return str
@@ -94,7 +94,7 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
 
 
 def check_leaves_out_nobody(base_path: Path) -> None:
-    """Checks that the newest version has no client, and no fit, that an export of the trained method lacks.
+    """Checks that no client of the newest version was fitted after training: a new export would lose these fits.
 
     Raises:
       ServingError: clients were fitted after training, or the version's model card cannot be read.
@@ -110,7 +110,7 @@ def check_leaves_out_nobody(base_path: Path) -> None:
 
 
 def newest_version(base_path: Path) -> Path | None:
-    """Returns the folder of the newest version of a model; None where there is none."""
+    """Returns the folder of the newest version of a model; None if there is no version."""
     versions = layout.published_versions(base_path) if base_path.is_dir() else {}
     return versions[max(versions)] if versions else None
 

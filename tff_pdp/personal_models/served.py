@@ -1,7 +1,7 @@
-"""Brings trained clients' personal models into their served form: shared parts held once, the rest as rows.
+"""Brings clients' personal models into the form in which they are served: shared weights once, others as rows.
 
-The weights that `personalise` returns are compared, some clients at a time, to find which weights are shared and which
-clients have the same model. Models that are made from small states may be held as these states instead.
+To find the shared weights and the clients with equal models, the weights that `personalise` returns are compared, some
+clients at a time. If an algorithm makes models from small states, an export may have these states in place of weights.
 """
 
 import dataclasses
@@ -22,27 +22,27 @@ from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, m
 
 
 class PersonalRows:
-    """Holds arrays by name, of a global model and of clients, with equal arrays held only once.
+    """Holds the named arrays of a global model and of all clients, without copies of equal ones.
 
-    Arrays with the same bits for everybody are shared. Other arrays have rows; row 0 belongs to the global model, and
-    clients whose arrays have the same bits own the same row.
+    An array with the same bits in all models is shared. The other arrays are stacked in rows. Row 0 belongs to the
+    global model; clients whose arrays all have the same bits own the same row.
 
     Attributes:
-      shared: arrays that are the same for everybody, by name.
+      shared: arrays that are the same in all models, by name.
       rows: int32 `[clients]`, the row of each client.
-      num_rows: number of different rows, the global model's included.
+      num_rows: number of rows, the global model's included.
     """
 
     def __init__(self, global_arrays: Arrays, num_clients: int, clients: Iterable[Arrays]):
-        """Reads the arrays of one client after another; memory holds the result and the iterable's arrays only.
+        """Reads the arrays of one client after another, and keeps only those that differ from earlier ones.
 
         Args:
           global_arrays: arrays of the global model, by name.
           num_clients: number of clients.
-          clients: arrays of each client, with the names, shapes and types of `global_arrays`.
+          clients: arrays of each client by name, with the names, shapes and dtypes of `global_arrays`.
 
         Raises:
-          ValueError: names, shapes or types differ, or the number of clients is not `num_clients`.
+          ValueError: names, shapes or dtypes differ, or the number of clients is not `num_clients`.
         """
         self.shared = {name: np.asarray(array, order="C") for name, array in global_arrays.items()}
         self.rows = np.full(num_clients, GLOBAL_ROW, np.int32)
@@ -64,11 +64,11 @@ class PersonalRows:
 
     @property
     def stacked(self) -> dict[str, np.ndarray]:
-        """Returns the rows: arrays `[num_rows, ...]` by name."""
+        """Returns the arrays that are not shared, stacked in rows: `[num_rows, ...]` by name."""
         return {name: buffer[: self.num_rows] for name, buffer in sorted(self._buffers.items())}
 
     def separate(self) -> None:
-        """Gives every client a row of its own, in the order of clients, where anything differs at all."""
+        """Gives every client a row of its own, in the order of clients; does nothing if all arrays are shared."""
         if not self._buffers:
             return
         # Backwards, in place: a client's row is never behind its new one, since rows are numbered as clients come.
@@ -120,10 +120,10 @@ class ServedModels:
 
     Attributes:
       models: models of all clients.
-      layout: layout of the export, as in `tff_pdp.experiment.config.Export`, never `auto`.
-      sizes: approximate number of bytes of each possible layout.
-      references: weights of the global model (id "") and of some clients, as `personalise` returned them, by id: the
-        export must give the answers of these weights.
+      layout: layout of the export; if `tff_pdp.experiment.config.Export` has `auto`, the layout that was chosen.
+      sizes: approximate number of bytes that the weights take in each possible layout, by layout.
+      references: weights of the global model (id "") and of some clients, by id, as the algorithm itself computes them;
+        the export must answer as the model does with these weights.
     """
 
     models: PersonalModels
@@ -133,13 +133,13 @@ class ServedModels:
 
 
 def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
-    """Returns the models to serve of trained clients. Needs an engine; holds the result and some clients in memory.
+    """Returns trained clients' models in served form. Needs an engine; has the result and some clients in memory.
 
     Args:
       trained: the clients.
-      layout: layout, as in `tff_pdp.experiment.config.Export`. `auto` is the smallest layout with a single export;
-        `clusters` is considered only if it at least halves the rows. `auto` chooses an export for every client only if
-        a single export would exceed `MAX_BYTES_OF_ONE_EXPORT`, for at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients.
+      layout: layout, as in `tff_pdp.experiment.config.Export`. `auto` chooses the smallest layout with one export for
+        all clients; `clusters` is considered only if it at least halves the number of rows. If that export would exceed
+        `MAX_BYTES_OF_ONE_EXPORT` and there are at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients, each client gets its own.
 
     Raises:
       ConfigError: the layout is not possible for this algorithm.
@@ -177,9 +177,9 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
 
 
 def from_states(trained: TrainedClients) -> PersonalModels:
-    """Returns models in the form of states: the server's broadcast is shared, clients' states are rows.
+    """Returns models that are made from states: the server's broadcast is shared, and clients' states are the rows.
 
-    Row 0 is the state of a client that has not taken part yet.
+    Row 0, for the global model, is the state of a client that has not taken part yet.
     """
     algorithm = trained.algorithm
     message = algorithm.broadcast(trained.server_state)
@@ -209,9 +209,9 @@ def from_states(trained: TrainedClients) -> PersonalModels:
 def weights_from_states(
     algorithm: Algorithm, message: Any, state: Any, *, is_scaled: bool
 ) -> Callable[[Weights, Weights], Weights]:
-    """Returns `make_weights` of models with a shared broadcast like `message` and rows that are states like `state`.
+    """Returns the function `PersonalModels.make_weights` for the models of `from_states`.
 
-    With `is_scaled`, rows have the scaling of inputs, too.
+    The broadcast and the states have the forms of `message` and `state`; with `is_scaled`, also scalings of inputs.
     """
     scaling_names = (SHIFT, SCALE) if is_scaled else ()
 

@@ -1,4 +1,4 @@
-"""Gives access to a trained method's clients: states in parts, weights of one client after another."""
+"""Gives access to a trained method's clients: to their states, some clients at a time, and to each client's weights."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,12 +27,12 @@ class TrainedClients:
     Attributes:
       model: trained model.
       algorithm: algorithm that trained the model.
-      server_state: the algorithm's state of the server.
-      client_ids: ids of all clients in the export.
-      ready_states: `(client numbers) -> states` of these clients, in this order, adapted for use.
-      personalise: `states -> weights of each client's model`.
-      global_weights: weights of the model for unknown clients; None for the mean of the clients' weights, or for the
-        initial model where the mean would reveal a client's model.
+      server_state: the server's state in the algorithm.
+      client_ids: ids that the clients have in the export.
+      ready_states: function from numbers of clients to their states, in the same order, after `adapt` if there is one.
+      personalise: function from clients' states to the weights of each of these clients' models.
+      global_weights: weights of the model for unknown clients; None if this is the mean of the clients' models, or the
+        initial model where that mean would reveal a client's model.
       scalings: each client's `input/shift` and `input/scale`; empty if inputs are not scaled.
       model_seed: seed of the initial model.
     """
@@ -49,40 +49,40 @@ class TrainedClients:
 
     @property
     def served_model(self) -> Model:
-        """Returns the model in its served form, for raw examples."""
+        """Returns the model that is served: it takes raw examples, and scales them itself if inputs are scaled."""
         return with_scaled_inputs(self.model) if self.scalings else self.model
 
     def parts(self) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-        """Yields numbers and states of all clients in parts, so that the models of one part have a bounded size."""
+        """Yields numbers and states of clients, some clients at a time, so that their models have a bounded size."""
         for numbers in places_in_parts(len(self.client_ids), self.clients_in_memory(_CLIENTS_AT_A_TIME)):
             yield numbers, self.ready_states(numbers)
 
     def clients_in_memory(self, at_most: int) -> int:
-        """Returns the number of clients, up to `at_most`, whose full models may be in memory at a time."""
+        """Returns how many clients' models may be in memory at a time: at most `at_most`, and at least one."""
         return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
 
     def weights(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields each client's served weights; copy or drop the arrays before taking the next client's."""
+        """Yields the weights with which each client is served; copy or drop the arrays before you take the next."""
         for numbers, states in self.parts():
             for number, weights in zip(numbers, self.personalise(states), strict=True):
                 yield {**self.scaling(number), **as_arrays(weights)}
 
     def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns each client's served weights by client id, all in memory."""
+        """Returns what `weights` yields, all in memory, by client id."""
         return {
             client_id: {name: np.array(array) for name, array in weights.items()}
             for client_id, weights in zip(self.client_ids, self.weights(), strict=True)
         }
 
     def scaling(self, number: int) -> Arrays:
-        """Returns the scaling of a client's inputs, by weight name; empty without scaling."""
+        """Returns the shift and scale of a client's inputs, by their names as weights; empty without scaling."""
         return self.scalings[number] if self.scalings else {}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
-        """Returns the weights for unknown clients, with the mean of the scalings.
+        """Returns the weights for unknown clients, with the mean of the clients' scalings.
 
-        With `is_divided`, each client gets a file of its own, with these weights in it. They are then no mean: each of
-        two clients could subtract its own weights from the mean, and so learn the other's weights.
+        With `is_divided`, each client gets a file of its own, which has these weights, too. A mean of the clients'
+        weights is then not used: from the mean of two clients, each could compute the other's weights.
         """
         if self.global_weights is None:
             return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
@@ -92,10 +92,10 @@ class TrainedClients:
 def trained_clients(
     method: Method, state: Any, model_seed: int = 0, exported_id: Callable[[str], str] = str
 ) -> TrainedClients:
-    """Returns a method's clients, ordered by exported ids: the original order would tell who is behind a pseudonym.
+    """Returns a method's clients in the order of their ids in the export: their original order would reveal who is who.
 
-    `state` is the state after the last round, `model_seed` the seed of the initial weights; `exported_id` gives a
-    client's id in the export.
+    `state` is the state after the last round, `model_seed` the seed of the initial weights; `exported_id` is a function
+    from a client's id to its id in the export.
     """
     exported = [exported_id(client_id) for client_id in state.client_ids]
     places = np.array(sorted(range(len(exported)), key=exported.__getitem__), np.int64)
@@ -115,11 +115,11 @@ def trained_clients(
 
 
 def global_model_of(method: Method, *, is_divided: bool = False) -> str:
-    """Returns the model for unknown clients: `SHARED` or, without a shared model, `INITIAL` or `MEAN`.
+    """Returns which model is for unknown clients: `SHARED` or, if the method has no global model, `INITIAL` or `MEAN`.
 
     `is_divided` says whether each client gets a file of its own.
 
-    Guarantee: the model reveals no more about anyone than the releases of training do.
+    Guarantee: this model reveals no more about anyone than the releases of training do.
     """
     if method.algorithm.global_model is not None:
         return SHARED
@@ -138,9 +138,9 @@ def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | Non
 
 
 def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
-    """Returns the mean of each named array over the clients, empty without clients.
+    """Returns the mean of each named array over the clients; without clients, no arrays.
 
-    The mean of equal float32 arrays is bit-identical to them.
+    If a float32 array is the same for all clients, its mean is bit-identical to it.
     """
     sums: dict[str, np.ndarray] = {}
     dtypes: dict[str, np.dtype] = {}
@@ -155,10 +155,10 @@ def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
 
 
 def as_arrays(weights: Weights) -> dict[str, np.ndarray]:
-    """Returns weights as NumPy arrays, without a copy if the weights are in this machine's main memory."""
+    """Returns weights as NumPy arrays; weights in this machine's main memory are not copied."""
     return {name: np.asarray(array) for name, array in weights.items()}
 
 
 def nbytes(arrays: Arrays) -> int:
-    """Returns the number of bytes of arrays."""
+    """Returns the number of bytes of all arrays together."""
     return sum(np.asarray(array).nbytes for array in arrays.values())

@@ -1,10 +1,10 @@
 """Adds clients after training.
 
-examples: new clients' examples, from a file or a dataset
+examples: reads new clients' examples, from a file or a dataset
 options: options of a fit
-costs: the cost of a fit for a silo, put on record before the fit
-gradient_fit: gradient steps on rows of personal models
-version: the newest version of an export read, the next one written
-fit: the fit that the plan allows
-personalize: all steps, in order
+costs: puts the privacy cost of a fit on record, before the fit
+gradient_fit: trains rows of personal models by gradient steps
+version: reads the newest version of an export, and writes the next one
+fit: fits rows as the privacy plan allows
+personalize: does all steps, in order
 """

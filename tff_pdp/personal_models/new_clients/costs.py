@@ -1,6 +1,6 @@
-"""Charges new silos for fitting: plans the mechanism that a budget allows, and puts its cost on record before the fit.
+"""Plans the mechanism with which a budget lets new silos be fitted, and puts its cost on record before the fit.
 
-`tff_pdp.training.record.all_runs` has this record, and composes fits and runs on the same records.
+`tff_pdp.training.record.all_runs` reads the entries, and composes the costs of all fits and runs on the same records.
 """
 
 import secrets
@@ -28,7 +28,7 @@ _PUBLIC_NUMBER = "the number of examples of each silo that is added is treated a
 
 
 def claim_of_fit(generator: Generator) -> tuple[str, str]:
-    """Returns the claim of a fit of new silos, and the reason why the claim is no stronger."""
+    """Returns the privacy claim for a fit of new silos, and the reason why it cannot be stronger."""
     return "formal-conditional", f"{_PUBLIC_NUMBER}; {condition_of_examples(generator)}"
 
 
@@ -42,14 +42,14 @@ def plan_gradients(
     batch_size: int,
     clip_norm: float,
 ) -> tuple[SiloExamplePlan, Ledger]:
-    """Plans DP-SGD in each silo alone: noise by the silo's own budget, and a ledger that is charged with all steps.
+    """Plans DP-SGD on each silo's own examples; returns the plan and a ledger charged with all steps.
 
     Guarantee: `steps` gradients of `privacy.mechanisms.dp_sgd` with the plan's mechanism are (epsilon, delta)-DP for
-      the silo's examples under add/remove of one example. Batches are Poisson batches, also if training had others.
+      the silo's examples under add/remove of one example. Batches are Poisson batches, even if training had others.
     Assumes: numbers of examples are public, as the configuration says.
 
     Args:
-      config: the experiment's plan; its generator makes the random draws.
+      config: settings of the experiment's plan, which name the generator of random bits.
       budget: budget of each silo, for this fit.
       steps: number of gradient steps.
       num_examples: number of each silo's examples, by client id.
@@ -83,7 +83,7 @@ def plan_gradients(
 
 
 def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
-    """Plans one private selection in each silo: an epsilon, at most the budget's, and a ledger charged with it.
+    """Plans one private selection in each silo; returns its epsilon (at most the budget's) and a charged ledger.
 
     Guarantee: as in `privacy.mechanisms.selection`, for one selection with this epsilon.
 
@@ -104,20 +104,20 @@ def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mappi
 
 
 def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | None) -> dict[str, Composed]:
-    """Enters a fit into the record of an experiment's folder and the registry; both entries outlast a power cut.
+    """Enters a fit into the record of an experiment's folder and into the registry, safe against a power cut.
 
-    Call this before the fit: a fit that is stopped counts, although perhaps nothing was published. `ledger` is the
-    fit's ledger; None if the fit adds no noise.
+    Call this before the fit: its cost is then on record even if the fit is stopped before anything is published.
+    `ledger` is the fit's ledger; None if the fit adds no noise.
 
-    Guarantee: everything on record about a silo's records is jointly (epsilon, delta)-DP for each record, with the
-      returned cost: the silo's fits and every run that trained on the silo's records, in all folders.
+    Guarantee: all fits of a silo and all runs on its records, in all folders, are jointly (epsilon, delta)-DP for each
+      record, with the returned cost, as far as the fits and runs are on record.
     Assumes: a client id means the same silo in all of the folder; as in `tff_pdp.training.record.all_runs.compose`.
 
     Returns:
-      Cost of everything on record about each client's records, this fit included, by client id.
+      Cost of all that is on record about each client's records, this fit included, by client id.
 
     Raises:
-      DataError: the record cannot be read: either nothing was entered, or the fit counts although it is not made.
+      DataError: the record cannot be read. The fit must not begin, although its cost may be on record already.
       OSError: the record or the registry cannot be written; the fit must not begin.
     """
     registry, output, sets = Registry(config.privacy.registry), Path(config.output), config.data.record_set

@@ -1,4 +1,4 @@
-"""Reads examples of clients that were not in training: one client's from an .npz file, or a client dataset."""
+"""Reads examples of clients that were not in training, from an .npz file of one client or from a client dataset."""
 
 import dataclasses
 import zipfile
@@ -16,15 +16,15 @@ from tff_pdp.models.base import Model
 
 @dataclasses.dataclass(frozen=True)
 class NewClients:
-    """The clients to be added.
+    """The clients to be added, with their examples.
 
     Attributes:
       client_ids: ids of the clients, all different.
-      train: each client's examples for the fit, at least one.
-      held_out: each client's examples for metrics, perhaps none.
-      left_out: ids of clients without training examples, which cannot be fitted.
-      row_influence: number of rows that one person can change, if examples are rows made of a contact graph.
-      dataset: client dataset that has the examples; None for examples from a file.
+      train: examples for the fit of each client; every client has at least one.
+      held_out: examples for the metrics of each client; a client may have none.
+      left_out: ids of clients that cannot be fitted, since they have no training examples.
+      row_influence: number of rows that one person can change, if examples are rows made from a contact graph.
+      dataset: client dataset that has the examples; None if they are from a file.
     """
 
     client_ids: Sequence[str]
@@ -36,27 +36,27 @@ class NewClients:
 
     @property
     def num_examples(self) -> dict[str, int]:
-        """Returns the number of examples that each client is fitted with, by client id."""
+        """Returns the number of each client's examples for the fit, by client id."""
         return {client_id: len(own.y) for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
     @property
     def features(self) -> dict[str, np.ndarray]:
-        """Returns features of each client's examples for the fit, float32 `[n, *input_shape]`, by client id."""
+        """Returns the features of each client's examples for the fit, float32 `[n, *input_shape]`, by client id."""
         return {client_id: own.x for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
 
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
-    """Reads new clients' examples, which are raw, like the examples of training.
+    """Reads new clients' examples; they must be raw, that is without the scaling of inputs, as in training.
 
     Args:
-      path: `.npz` file with `x` `[n, *input_shape]` and `y` `[n]` of one client, or folder of a client dataset, whose
-        validation and test examples are held out.
-      client_ids: ids of the clients to read; exactly one for a file; by default all clients of a dataset.
+      path: `.npz` file of one client, with `x` `[n, *input_shape]` and `y` `[n]`; or folder of a client dataset, whose
+        validation and test examples become `held_out`.
+      client_ids: ids of the clients to read; exactly one if `path` is a file; if empty, all clients of the dataset.
       model: model that the examples are for.
 
     Raises:
-      DataError: the file cannot be read, an array is missing or has another shape, a value is not finite, a label is
-        not a class; or a client is named twice, is missing, or has no examples. Names the file, and the row if any.
+      DataError: a file cannot be read, an array is missing or has a wrong shape, a value is not finite, or a label is
+        not a class; or a client is given twice, is not in the dataset, or has no training examples.
     """
     if repeated := sorted({one for one in client_ids if list(client_ids).count(one) > 1}):
         raise DataError(f"--client-id {repeated[0]!r} is given more than once")

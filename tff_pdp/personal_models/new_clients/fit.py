@@ -1,4 +1,4 @@
-"""Fits the rows of new clients, with the mechanisms that the experiment's privacy plan allows."""
+"""Fits the rows of new clients, with the mechanism that the experiment's privacy plan asks for."""
 
 import dataclasses
 import math
@@ -42,13 +42,13 @@ class FitSettings:
     """The settings of a fit of new clients, with a value for every option.
 
     Attributes:
-      is_choice: whether each client chooses one of the clusters' models, without training; otherwise each client trains
+      is_choice: whether each client chooses one of the clusters' models without training; if false, each client trains
         by gradient steps.
       steps: number of gradient steps of each client.
       learning_rate: learning rate of each step.
-      batch_size: expected size of a protected silo's Poisson batch; otherwise size of a plain batch.
-      clip_norm: L2 bound on each example's gradient, in protected silos.
-      budget: budget of each silo for this fit; None if a client's row does not protect the client's examples.
+      batch_size: expected size of a Poisson batch if silos are protected; otherwise the size of an ordinary batch.
+      clip_norm: L2 bound on each example's gradient; used only if silos are protected.
+      budget: budget of each silo for this fit; None if the fit does not protect clients' examples.
     """
 
     is_choice: bool
@@ -59,7 +59,7 @@ class FitSettings:
     budget: SiloBudget | None
 
     def text(self, models: PersonalModels, num_clients: int) -> str:
-        """Describes the fit in one line before it runs, with its cost for each silo."""
+        """Returns a line that describes the planned fit, with its cost for each silo."""
         if self.is_choice:
             how = "by the exponential mechanism" if self.budget else "by its loss"
             done = f"each of {num_clients} clients chooses one of {models.num_rows - 1} clusters' models {how}"
@@ -71,11 +71,11 @@ class FitSettings:
 
 
 def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
-    """Returns each silo's budget for the fit where silos are protected, otherwise None.
+    """Returns the budget that each silo has for the fit; None if the plan does not protect silos.
 
     Raises:
-      ConfigError: the budget is missing or out of range, or is given although it protects nothing; or the plan allows
-        no new clients.
+      ConfigError: the budget is missing or out of range, is given for a plan that does not protect silos, or the plan
+        does not allow new clients.
     """
     budget = privacy.fit_budget(options.epsilon, options.delta)
     for name in ("epsilon", "delta", "clip_norm") if budget is None else ():
@@ -90,10 +90,10 @@ def fit_budget(privacy: PlanSettings, options: FitOptions) -> SiloBudget | None:
 def fit_settings(
     config: ExperimentConfig, options: FitOptions, budget: SiloBudget | None, exported: ExportedModels
 ) -> FitSettings:
-    """Returns the options, completed with the values of training.
+    """Returns the settings of a fit: the options and, for those that are None, the values of training.
 
     Raises:
-      ConfigError: an option is out of range, or does nothing for these models, or clients have no part of their own.
+      ConfigError: an option is out of range or has no effect on these models, or the models have no personal part.
     """
     models, algorithm = exported.models, exported.algorithm
     fitted_names(models)
@@ -148,11 +148,11 @@ class NewRows:
     """The rows of new clients, and the cost of the fit.
 
     Attributes:
-      values: arrays `[clients, ...]` by name; for other names, clients have the global model's values.
-      chosen: int32 `[clients]`, the existing row that each client owns; None if rows are new.
-      epsilons: epsilon that this fit spent, by client id; empty if no epsilon was spent.
-      noise_multipliers: noise multiplier of the gradients, by client id; empty without gradients or without noise.
-      recorded: cost of everything on record about each protected silo, this fit included, by client id; empty if silos
+      values: arrays `[clients, ...]` by name; arrays that are not among them are those of the global model's row.
+      chosen: int32 `[clients]`, the existing row that each client has chosen; None if the rows are new.
+      epsilons: epsilon that this fit spent, by client id; empty if it spent none.
+      noise_multipliers: noise multiplier of the gradients, by client id; empty if there are no gradients or no noise.
+      recorded: cost of all that is on record about each protected silo, this fit included, by client id; empty if silos
         are not protected.
     """
 
@@ -163,7 +163,7 @@ class NewRows:
     recorded: Mapping[str, Composed]
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
-        """Returns, by these client ids, all arrays that a client owns, or the number of an existing row."""
+        """Returns each client's row, by the given client ids: all its arrays, or the number of an existing row."""
         if self.chosen is not None:
             return dict(zip(client_ids, map(int, self.chosen), strict=True))
         start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
@@ -181,16 +181,16 @@ def fit_new_rows(
     key: RunKey,
     progress: Progress,
 ) -> NewRows:
-    """Fits new clients' rows or, where clients share the models of clusters, chooses a row for each client.
+    """Fits new clients' rows; if clients share the models of clusters, chooses one of these models for each client.
 
     Guarantee: with a budget, each row is (epsilon, delta)-DP for its client's examples, and the cost is on record in
-      the experiment's folder and in the registry before anything is computed from the examples. A fit without privacy,
-      under the plan `none`, is on record as well.
-    Assumes: shared weights, the global model and the models of clusters are public, or private already; the key is
-      secret and new.
+      the experiment's folder and in the registry before anything is computed from the examples. A fit under the plan
+      `none`, which has no privacy, is on record as well.
+    Assumes: shared weights, the global model and the models of clusters are public, or have been made private; the key
+      is secret and new.
 
     Raises:
-      ConfigError, BudgetError, DataError: as in `new_clients.costs`.
+      ConfigError, BudgetError, DataError: the errors of `new_clients.costs`; ConfigError also if a fit diverges.
     """
     privacy, ledger, recorded, chosen = config.privacy, None, {}, None
     plan, epsilon = None, math.inf
@@ -234,9 +234,9 @@ def fit_new_rows(
 def measure(
     models: PersonalModels, held_out: Sequence[ClientExamples], rows: NewRows
 ) -> tuple[list[Metrics], list[Metrics]]:
-    """Returns each client's mean metrics on held-out examples, of the global model and of the client's own model.
+    """Returns two lists with each client's mean metrics on held-out examples: the global model's, and its own model's.
 
-    The metrics are exact, not private. A client without held-out examples has None.
+    The metrics are exact, not private. For a client without held-out examples, they are None.
     """
     places = [place for place, own in enumerate(held_out) if len(own.y)]
     model = model_of_rows(models, list(rows.values))

@@ -1,7 +1,7 @@
-"""Fits the personal part of a model to clients that were not in training, from the stored form of personal models.
+"""Fits the personal part of exported models to clients that were not in training.
 
-Shared weights do not change. A client starts from the global model's row and trains the personal part: the head, or the
-descriptor that a hypernetwork makes weights from. Many clients are fitted in one computation.
+Shared weights do not change. A client starts from the global model's row and trains the personal part, such as the head
+or the descriptor from which a hypernetwork makes weights. Many clients are fitted in one computation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,13 +32,13 @@ _VALUES_AT_A_TIME = 2**26
 
 
 def fitted_names(models: PersonalModels) -> tuple[str, ...]:
-    """Returns the names of the arrays that a new client trains: the part of the head that clients own, or else all.
+    """Returns the names of the arrays that a new client trains: those of the head that clients own or, if none, all.
 
-    With a hypernetwork, a client trains the whole row. The scaling of inputs is never trained: it would be a statistic
-    of the client's examples, which a silo would have to pay for.
+    With a hypernetwork, a client trains its whole row. The scaling of inputs is never trained, because it would be a
+    statistic of the client's examples, which would cost a silo budget.
 
     Raises:
-      ConfigError: clients own nothing that can be trained.
+      ConfigError: clients own no array that can be trained.
     """
     owned = [name for name in models.stacked if name not in _INPUT_SCALING]
     if not owned:
@@ -51,9 +51,9 @@ def fitted_names(models: PersonalModels) -> tuple[str, ...]:
 
 
 def model_of_rows(models: PersonalModels, names: Sequence[str]) -> Model:
-    """Returns the model as a function of the named arrays; for other names it has shared arrays, or the global row.
+    """Returns a model whose only weights are the named arrays; all other arrays are fixed, as in the global model.
 
-    The names are names of weights, or of arrays that weights are made from; `init` returns the global model's arrays.
+    `names` are stacked arrays: weights, or arrays that weights are made from. `init` returns the global model's.
     """
     start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
     own = {name: start[name] for name in names}
@@ -75,25 +75,25 @@ def fit_rows(
     seeds: np.ndarray,
     progress: Progress,
 ) -> Arrays:
-    """Trains every client's own weights, starting from the model's initial ones.
+    """Trains every client's own weights, starting from the model's initial weights.
 
     Guarantee: a client's result is a function of the client's own examples, mechanism and seed, and of the model's
-      fixed weights. With the estimator of `privacy.mechanisms.dp_sgd`, the result is post-processing of `steps`
-      gradients of that estimator, each with an index of its own.
-    Assumes: seeds are secret and new in each call; the fixed weights are public, or private already.
+      fixed and initial weights. With the estimator of `privacy.mechanisms.dp_sgd`, the result is post-processing of
+      `steps` gradients of that estimator, each with an index of its own.
+    Assumes: seeds are secret and new in each call; fixed and initial weights are public, or have been made private.
 
     Args:
-      model: result of `model_of_rows`, which the estimator was built for.
-      clients: examples of each client, at least one.
-      estimator: estimator of gradients.
+      model: result of `model_of_rows`.
+      clients: examples of each client; every client has at least one.
+      estimator: estimator of gradients, built for `model`.
       steps: number of gradient steps of each client.
       learning_rate: learning rate of each step.
       mechanism: parameters of the estimator's mechanism, float32 `[clients]` by name.
       seeds: seed of each client, int64 `[clients, 2]`.
-      progress: called with the number of further clients that are done.
+      progress: function that is called with the number of clients done since its last call.
 
     Returns:
-      Arrays `[clients, ...]` by name.
+      The trained weights of all clients, float32 `[clients, ...]` by name.
     """
     initial = model.init(0)
     start = {name: tf.constant(array) for name, array in initial.items()}
@@ -129,15 +129,15 @@ def fit_rows(
 
 
 def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays | None = None) -> Arrays:
-    """Returns the mean metrics of each client on its own examples: exact, not private.
+    """Returns the mean metrics of each client on its own examples; the metrics are exact, not private.
 
     Args:
       model: result of `model_of_rows`.
       clients: examples of each client; a client without examples gets NaN.
-      rows: arrays `[clients, ...]` by name; by default the model's initial arrays.
+      rows: each client's weights of `model`, `[clients, ...]` by name; by default the initial weights for all.
 
     Returns:
-      The metrics of `Model.example_metrics`, float32 `[clients]` by name.
+      The means of `Model.example_metrics`, float32 `[clients]` by name.
     """
     start = model.init(0)
 
@@ -168,12 +168,13 @@ def measure_rows(model: Model, clients: Sequence[ClientExamples], rows: Arrays |
 def stacks(
     clients: Sequence[ClientExamples], model: Model, values_of_client: Callable[[int], int] = lambda padded: 0
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Pads clients' examples to a few sizes, and yields stacks of clients that are as large as memory allows.
+    """Pads clients' examples to a few sizes, and yields stacks of as many equally padded clients as memory allows.
 
-    `values_of_client` gives, for a padded number of examples, the number of values that a client needs besides them.
+    `values_of_client` gives, for a padded number of examples, how many other values a client needs in memory.
 
     Yields:
-      Positions of some clients, int64; and `x [clients, rows, *shape]`, `y [clients, rows]`, `num_examples [clients]`.
+      Positions of some clients, int64; and these clients' `x [clients, rows, *shape]`, `y [clients, rows]` and
+      `num_examples [clients]`.
     """
     sizes = np.array([len(own.y) for own in clients], np.int32)
     padded = bucket_sizes(sizes, rows_of_a_call=float(_CLIENTS_AT_A_TIME))

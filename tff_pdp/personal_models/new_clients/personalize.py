@@ -1,8 +1,8 @@
-"""Adds clients after training: fits their personal parts to their own examples, in a new version of the export.
+"""Adds clients after training: fits each one's personal part to its own examples, and writes a version with them.
 
 Shared weights and the rows of other clients do not change. A new row may reveal as much about its client's examples as
-a row of a trained client: a user's row may reveal anything, as only that user gets the row; a silo's row no more than
-the silo's (epsilon, delta) allows.
+the row of a trained client may. A user's row may reveal anything, because only that user gets it; a silo's row reveals
+no more than the silo's (epsilon, delta) allows.
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ class AddedClient:
       served_as: the client's id in requests.
       num_examples: number of examples that the client was fitted with.
       before: mean metrics of the global model on held-out examples, exact and not private; None without such examples.
-      after: mean metrics of the client's own model on the same examples.
+      after: mean metrics of the client's own model on the same examples, exact and not private; or None.
       epsilon: epsilon that this fit spent; None if the client's examples are not protected.
-      delta: delta of this fit; None like `epsilon`.
-      noise_multiplier: noise multiplier of the gradients; None without gradients or without noise.
-      recorded: cost of everything on record about a protected silo, this fit included; otherwise None.
+      delta: delta of this fit; None if the client's examples are not protected.
+      noise_multiplier: noise multiplier of the gradients; None if there are no gradients or no noise.
+      recorded: cost of all that is on record about the silo, this fit included; None if the silo is not protected.
     """
 
     client_id: str
@@ -61,7 +61,7 @@ class AddedClient:
 
 @dataclasses.dataclass(frozen=True)
 class Personalized:
-    """A new version of an export: folder, added clients, clients left out without examples, generator of bits."""
+    """A new version of an export: its folder, added clients, clients left out for lack of examples, and generator."""
 
     version: Path
     clients: Sequence[AddedClient]
@@ -77,33 +77,32 @@ def personalize(
     *,
     progress: bool = True,
 ) -> Personalized:
-    """Adds clients to the newest version of the experiment's export, as a new version.
+    """Adds clients to the experiment's export: publishes a new version, made from the newest one.
 
-    A silo's fit is on record before anything is computed from the silo's examples: a fit that is stopped has spent.
-    Random draws come from a key of the operating system's entropy, also if `training.test_only_seed` is set.
+    A silo's fit is on record before anything is computed from the silo's examples, so its cost stays if it is stopped.
+    Random draws come from a key of the operating system's entropy, even if `training.test_only_seed` is set.
 
-    Guarantee: other clients' rows and shared weights do not change by a bit, so others can learn about a new client
-      only from that client's own row. A user's row is protected like rows of trained users: not at all from anyone who
-      sees the row (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for the silo's training
-      examples, and the version's privacy report has the cost of everything on record about the silo.
-    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; a new client's
-      examples are in no other client. Held-out examples are used for metrics only, which are not private.
+    Guarantee: other clients' rows and the shared weights do not change by a bit, so others can learn about a new client
+      only from that client's own row. As in training, a user's row is not protected from anyone who sees it
+      (joint DP). A silo's row under `silo_example` is (epsilon, delta)-DP for the silo's training examples, and the
+      version's privacy report has the cost of all that is on record about the silo.
+    Assumes: numbers of examples, and all options, are public and chosen without looking at the examples; no other
+      client has examples of a new client. Held-out examples are used only for metrics, which are not private.
 
     Args:
-      config: the experiment, exported before.
+      config: the experiment, which has been exported.
       path: file or folder of examples, as in `read_new_clients`.
       client_ids: ids of the clients to add; by default all clients of a client dataset.
       options: options of the fit.
-      progress: show the planned fit and a progress bar on standard error.
+      progress: whether to show the planned fit and a progress bar on standard error.
 
     Raises:
       ConfigError: the method has no personal part, the plan does not allow new clients, or an option is out of range,
         missing, or for another kind of clients or models.
-      DataError: examples cannot be used, the record of silos cannot be read, or another process writes to the run's
-        folder.
-      BudgetError: no noise meets a silo's budget.
-      ServingError: there is no usable export, another process exports at the same time, a client is in the export
-        already, or the new version failed its checks.
+      DataError: examples cannot be used, the record of costs cannot be read, or another process exports at the same
+        time or writes to the run's folder.
+      BudgetError: no noise is enough for a silo's budget.
+      ServingError: there is no usable export, a client is in the export already, or the new version failed its checks.
     """
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
@@ -144,7 +143,7 @@ def personalize(
 
 
 def personalized_content(done: Personalized) -> dict[str, Any]:
-    """Returns the result as plain data for JSON."""
+    """Returns a result of `personalize` as plain data for JSON."""
     of_protected = claim_of_fit(done.generator)
     of_others = ("none", "fitted to the client's own examples without noise")
     clients = []
@@ -158,7 +157,7 @@ def personalized_content(done: Personalized) -> dict[str, Any]:
 
 
 def personalized_text(done: Personalized) -> str:
-    """Returns the result as text for people."""
+    """Returns a result of `personalize` as text for people."""
     lines = [f"{len(done.clients)} clients added: {done.version}"]
     lines += [_line(client) for client in done.clients[:_MOST_LISTED]]
     if len(done.clients) > _MOST_LISTED:

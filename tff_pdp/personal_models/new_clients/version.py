@@ -1,6 +1,6 @@
-"""Reads the newest export of an experiment, and publishes its next version with clients added.
+"""Reads the newest version of an experiment's export, and publishes the next version, with clients added.
 
-The new version's privacy report and model card say that clients were added, and how.
+The next version's privacy report and model card say that clients were added, and how.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ class ExportedModels:
 
     Attributes:
       version: folder of the version.
-      held: folder of all versions, held so that no other process publishes a version in between.
+      held: folder of all versions, locked so that no other process publishes a version before the next one.
       models: models of all clients.
-      answers: answers of the global model (id "") and of some clients, by id, which the next version must give too.
+      answers: answers for the global model (id "") and for some clients, by id; the next version must give them, too.
       algorithm: algorithm that trained the models.
       hparams: hyper-parameters of the algorithm, with defaults filled in.
-      served_id: function from a client's id to the id in requests.
+      served_id: function from a client's id to the client's id in requests.
       privacy_report: privacy report of the version.
       model_card: model card of the version.
     """
@@ -60,7 +60,7 @@ class ExportedModels:
     model_card: Mapping[str, Any]
 
     def check_new(self, client_ids: Sequence[str], *, replace: bool) -> list[str]:
-        """Returns the clients' ids in requests.
+        """Returns the ids that these clients will have in requests, if they can be added.
 
         Raises:
           ServingError: a client is in the export already and `replace` is false, or an id cannot be exported.
@@ -81,11 +81,12 @@ class ExportedModels:
 
 @contextlib.contextmanager
 def adding_to_export(config: ExperimentConfig) -> Iterator[ExportedModels]:
-    """Reads the newest version of the experiment's export, which stays the newest until the block ends.
+    """Reads the newest version of the experiment's export; no other process can export until the block ends.
 
     Raises:
-      ConfigError: the configuration is not that of the export, or clients cannot be added to its layout.
-      ServingError: there is no version, the newest is not usable, or another process exports at the same time.
+      ConfigError: the export was made with another configuration, or its layout does not allow to add clients.
+      ServingError: there is no version, or the newest version cannot be used.
+      DataError: another process exports at the same time.
     """
     base_path = config.export_folder
     is_missing = newest_version(base_path) is None
@@ -110,14 +111,14 @@ def publish_with_clients(
     *,
     replace: bool,
 ) -> Path:
-    """Publishes the next version, with these clients' rows.
+    """Publishes the next version, which has the rows of further clients.
 
     Args:
       config: the experiment.
-      exported: the version that rows are added to.
-      rows: all arrays that a client owns, or the number of an existing row, by served id.
-      costs: cost of everything on record about each protected silo, by served id; empty if clients are not protected.
-      replace: whether rows of clients that are in the version already are replaced.
+      exported: the newest version, as `adding_to_export` yields it.
+      rows: row of each client, by id in requests: all arrays of the row, or the number of an existing row.
+      costs: cost of all that is on record about each protected silo, by id in requests; empty if none is protected.
+      replace: whether clients that are in the newest version already may get a new row.
 
     Raises:
       ServingError: the new version failed its checks, or answers other clients differently from the previous version;
