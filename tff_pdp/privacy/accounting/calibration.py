@@ -122,7 +122,7 @@ def paper_epsilon(
 ) -> float:
     """Computes epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order.
 
-    Guarantee: an upper bound, looser than that of `tff_pdp.privacy.accounting.accountants`.
+    Guarantee: the result is an upper bound; `tff_pdp.privacy.accounting.accountants` gives tighter ones.
     Assumes: as in `poisson_gaussian_event`.
 
     Args:

@@ -1,7 +1,7 @@
-"""Accounts for a private choice of hyper-parameters: a secret, random number of runs, of which the best is released.
+"""Accounts for a private choice of hyper-parameters: the best of a secret, random number of runs is released.
 
-To release the best of a fixed number of runs can cost as much as to release them all. Where the number is random and
-kept secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
+To release the best of a fixed number of runs can cost as much as to release them all. If the number is random and kept
+secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
 
 Source: Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022, theorems 2 and 6. Liu's
 thesis on MR-MTL applies it in section 1.7 and appendix E.

@@ -165,8 +165,8 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
 
-    Guarantee: each release is that of one Gaussian mechanism. `z^-2 = noise_multiplier^-2 + (2 s)^-2` gives its noise
-      multiplier z, where s is the standard deviation of the noise on the count of records below the clip norm.
+    Guarantee: sum and count together are one Gaussian mechanism's result, with `z^-2 = noise_multiplier^-2 + (2 s)^-2`
+      for its noise multiplier z; s is the standard deviation of the noise on the count of norms below the clip norm.
     Assumes: as in `SeededGaussianSumQuery`.
     """
 

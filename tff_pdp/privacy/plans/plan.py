@@ -317,7 +317,7 @@ class PrivacyPlan(abc.ABC):
         return self.training_counts(scope)
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters a search for every silo, the pivot run's rounds included, before any of it runs.
+        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins.
 
         Raises:
           BudgetError: a silo would overspend.

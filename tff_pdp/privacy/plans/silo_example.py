@@ -181,7 +181,7 @@ class SiloExamplePlan(PrivacyPlan):
         return round_number <= self.last_rounds[client_id]
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters a search for every silo, the pivot run's rounds included, before any of it runs."""
+        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins."""
         self.charge_drawn_noise(ledger)
         for client_id in self.budgets:
             ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
@@ -190,7 +190,7 @@ class SiloExamplePlan(PrivacyPlan):
                 self.charge_round(ledger, round_number)
 
     def training_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """Returns the number of gradients, and that of selections, up to a silo's last round."""
+        """Returns the number of gradients and the number of selections up to a silo's last round."""
         rounds = self.last_rounds[client_id]
         counts = Counter({self.gradient_event(client_id): rounds * self.gradients_per_round[client_id]})
         if self.selection_rounds:
