@@ -1,7 +1,7 @@
-"""Privacy: accounting below mechanisms, and mechanisms below plans.
+"""Privacy: plans are built on mechanisms, and mechanisms on accounting.
 
-facts: typed facts that statements are made of
+facts: typed facts from which privacy statements are made
 accounting: what was released, and the epsilon it adds up to
-mechanisms: what adds noise
-plans: unit, sampler, clip, noise and event, coupled
+mechanisms: sampling, clipping, noise and private choices
+plans: couple unit of protection, sampler, clip, noise and event
 """

@@ -25,7 +25,7 @@ _EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on t
 
 
 def generator_condition(generator: Generator) -> str:
-    """Returns the condition of a guarantee whose bits come from a generator; empty for a cryptographic generator."""
+    """Returns the condition that a generator's bits add to a guarantee; empty for a cryptographic generator."""
     return _PHILOX if generator == "philox" else ""
 
 
@@ -35,7 +35,7 @@ def condition_of_examples(generator: Generator) -> str:
 
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
-    """Returns claim and reason for a run, whose own are given, together with runs of unrecorded generators."""
+    """Returns claim and reason for a run, given its own, together with other runs whose generators are not recorded."""
     if claim not in GUARANTEES or _PHILOX in reason:
         return claim, reason
     others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
@@ -246,7 +246,7 @@ class StatementFacts(Settings):
 
     @property
     def compared(self) -> int:
-        """Number of methods among which one may have been chosen by results."""
+        """Number of methods from which one may have been chosen by looking at results."""
         return max(self.tuning.methods_compared, len(self.methods))
 
 
@@ -290,7 +290,7 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def epsilon_of_two(self) -> float:
-        """The sum of the two largest epsilons of silos; infinite with a single silo, or where one has no bound."""
+        """The sum of the two largest epsilons of silos; infinite with a single silo, or if a silo has no bound."""
         spent = sorted(silo.epsilon_spent for silo in self.silos)
         return sum(spent[-2:]) if len(spent) > 1 else math.inf
 
@@ -301,7 +301,7 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def bare(self) -> tuple[SiloCosts, ...]:
-        """Silos that added no noise or have no bound: with one of them, nothing is claimed for all."""
+        """Silos that added no noise or have no bound; if there are any, nothing is claimed for all silos together."""
         return tuple(silo for silo in self.silos if not (math.isfinite(silo.epsilon_spent) and silo.noise_multiplier))
 
     @property
@@ -346,12 +346,12 @@ class UserFacts(StatementFacts, tag="users"):
 
     @property
     def is_bare(self) -> bool:
-        """Whether no method added noise to what users release."""
+        """Whether none of the methods added noise to users' releases."""
         return all(own.is_bare for own in self.costs.values())
 
     @property
     def bare(self) -> tuple[MethodFacts, ...]:
-        """Methods that added no noise to what users release: with one of them, nothing is claimed for all."""
+        """Covered methods that added no noise to users' releases; if there are any, nothing is claimed."""
         return tuple(one for one in self.covered if one.user_costs and one.user_costs.is_bare)
 
     @property

@@ -5,8 +5,8 @@ into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss di
 without sampling, the exact formula. Each of them is an upper bound on its own, so the smallest one may be claimed.
 
 Epsilon can also be bounded through a third data set, in which the rows that differ between two neighbours are zeroed.
-If each of two mechanisms is (e, d)-indistinguishable from a third, anything of probability p under one has at most
-exp(e) (exp(e) p + d) + d under the other: the two are (2 e, (1 + exp(e)) d)-indistinguishable.
+If both neighbours are (e, d)-indistinguishable from the third, results with probability p for one have at most exp(e)
+(exp(e) p + d) + d for the other: the neighbours are (2 e, (1 + exp(e)) d)-indistinguishable.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Adjacency(enum.Enum):
     """The neighbouring relation: the difference between two data sets that the guarantee hides.
 
     ADD_OR_REMOVE_ONE: one record (or user) is present or absent; a clipped sum moves by up to the clip norm C.
-    REPLACE_ONE: one record takes other values; a clipped sum moves by up to 2 C, so events carry half the multiplier.
+    REPLACE_ONE: one record takes other values; a clipped sum moves by up to 2 C, so events have half the multiplier.
     REPLACE_SPECIAL: one record becomes a record that contributes zero; a clipped sum moves by up to C.
     """
 
@@ -69,19 +69,19 @@ class Adjacency(enum.Enum):
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """The same relation in dp_accounting's words."""
+        """This relation as dp_accounting's constant."""
         return dp_accounting.NeighboringRelation[self.name]
 
 
 @dataclasses.dataclass(frozen=True)
 class EpsilonBounds:
-    """Upper bounds on epsilon at one delta; None where a method does not support the events.
+    """Upper bounds on epsilon at one delta; a bound is None if its method does not support the events.
 
     Attributes:
       rdp: bound from Renyi differential privacy.
       pld: bound from privacy loss distributions.
       best: the smallest available bound, which may be claimed.
-      exact: the exact epsilon, where all releases are Gaussian sums without sampling.
+      exact: the exact epsilon if all releases are Gaussian sums without sampling, else None.
     """
 
     rdp: float | None
@@ -96,18 +96,18 @@ def epsilon_bounds(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     discretisation: float | None = None,
 ) -> EpsilonBounds:
-    """Bounds epsilon of everything in `event` released together.
+    """Bounds the epsilon of all releases in `event` together.
 
     Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
-    from public data. Noise is ideal, except for what a `GridNoiseDpEvent` among the events charges. Noise multipliers
-    below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
+    from public data. Noise is ideal, or a `GridNoiseDpEvent` among the events charges for its distance from ideal
+    noise. Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
 
     Args:
       event: the releases.
       delta: in (0, 1), well below 1 / number of records.
       adjacency: the neighbouring relation; dp_accounting supports Poisson sampling only under ADD_OR_REMOVE_ONE.
-      discretisation: width of the PLD grid in units of privacy loss; None chooses one from the size of the answer.
+      discretisation: width of the PLD grid in units of privacy loss; None for a width that suits the size of epsilon.
 
     Raises:
       ConfigError: delta is not in (0, 1).
@@ -178,7 +178,7 @@ def _ideal_bounds(parts: tuple, delta: float, adjacency: Adjacency, discretisati
 
 
 def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Computes epsilon of one Gaussian sum without sampling; T sums equal one with the multiplier divided by sqrt(T).
+    """Computes epsilon of one unsampled Gaussian sum; T sums cost as much as one with `noise_multiplier / sqrt(T)`.
 
     Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy", 2018, theorem 8.
 
@@ -202,7 +202,7 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the smallest noise multiplier (a float32, to about 2e-5) with which planned steps stay within the budget.
+    """Finds the smallest noise multiplier (a float32, to a relative 2e-5) that keeps planned steps within the budget.
 
     Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
     Assumes: as in `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
@@ -233,7 +233,7 @@ def calibrate_noise_multiplier(
 
 
 def guess_of_poisson(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """Guesses the noise multiplier of `steps` Poisson-sampled sums, to begin a search with."""
+    """Guesses the noise multiplier that `steps` Poisson-sampled sums need, as the start of a search."""
     spread = sampling_rate * math.sqrt(2 * max(steps, 1) * math.log(1 / min(max(delta, 1e-300), 0.9)))
     return spread / epsilon if epsilon > 0 else 1.0
 
@@ -408,19 +408,19 @@ _HOPELESS = 3.0
 
 
 def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float, passes: int = 2) -> float | None:
-    """Bounds epsilon of events with a `zeroed_pld`, each released as often as its count says.
+    """Bounds the epsilon of events that have a `zeroed_pld`; each is released as often as its count says.
 
-    Guarantee: all releases together are (epsilon, delta)-DP for neighbours that become the same third data set when the
-      rows that an event counts are zeroed.
+    Guarantee: all releases together are (epsilon, delta)-DP for neighbours that become one third data set when the rows
+      that may differ are zeroed.
     Assumes: what each event assumes; floating-point noise is treated as real-valued.
 
     Args:
       parts: events and their counts.
       delta: in (0, 1).
-      passes: number of grids of losses, each finer than the one before; 1 or 2.
+      passes: number of grids of losses that are tried, each finer than the one before; 1 or 2.
 
     Returns:
-      The bound; None where no bound is found this way: too little noise, or too many rows.
+      The bound; None if there is too little noise, or too many rows differ, to find one in this way.
     """
     parts = list(parts)
     shapes = [event.zeroed_width_and_mean for event, _ in parts]

@@ -1,4 +1,4 @@
-"""Gives every silo its budget: one (epsilon, delta) each, by the section `budgets` of a configuration.
+"""Gives every silo its budget, one (epsilon, delta), as the section `budgets` of a configuration says.
 
 A budget is the same for all silos, taken from a list, or drawn from a distribution, as in papers on personalised
 budgets; or it is given silo by silo, in the configuration itself or in a CSV or YAML file of its own.
@@ -61,7 +61,7 @@ class LogUniform(Settings, tag_field="kind", tag="log_uniform"):
             raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
 
     def quantile(self, first: float, second: float) -> float:
-        """Returns an epsilon from numbers that are uniform in (0, 1)."""
+        """Maps two numbers that are uniform in (0, 1) to an epsilon with this distribution."""
         return self.low * math.exp(first * math.log(self.high / self.low))
 
 
@@ -98,7 +98,7 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
             raise ValueError(f"the shares of the components must sum to 1, not {total:g}")
 
     def quantile(self, first: float, second: float) -> float:
-        """Returns an epsilon from numbers that are uniform in (0, 1)."""
+        """Maps two numbers that are uniform in (0, 1) to an epsilon with this distribution."""
         below = itertools.accumulate(one.share for one in self.components)
         chosen = next(
             (one for one, end in zip(self.components, below, strict=True) if first < end), self.components[-1]
@@ -130,7 +130,7 @@ class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
     delta: Delta
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
-        """Returns the budget by client id, in sorted order."""
+        """Returns every silo's budget by client id; the ids are in sorted order."""
         return dict.fromkeys(sorted(client_ids), SiloBudget(self.epsilon, self.delta))
 
 
@@ -146,7 +146,7 @@ class Cycled(Settings, tag_field="kind", tag="cycled"):
     delta: Delta
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
-        """Returns the budget by client id, in sorted order."""
+        """Returns every silo's budget by client id; the ids are in sorted order."""
         names, length = sorted(client_ids), len(self.epsilons)
         return {name: SiloBudget(self.epsilons[place % length], self.delta) for place, name in enumerate(names)}
 
@@ -167,7 +167,7 @@ class Drawn(Settings, tag_field="kind", tag="drawn"):
     seed: int = 0
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
-        """Returns the budget by client id, in sorted order.
+        """Returns every silo's budget by client id; the ids are in sorted order.
 
         >>> spread = Drawn(distribution=LogUniform(low=0.5, high=8), delta=1e-5)
         >>> {silo: round(budget.epsilon, 3) for silo, budget in spread.assign(["a", "b"]).items()}
@@ -193,7 +193,7 @@ class BySilo(Settings, tag_field="kind", tag="by_silo"):
     delta: Delta | None = None
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
-        """Returns the budget by client id, in sorted order.
+        """Returns every silo's budget by client id; the ids are in sorted order.
 
         Raises:
           ConfigError: a named silo does not exist, or a silo has no epsilon or no delta.
@@ -218,7 +218,7 @@ class FromFile(Settings, tag_field="kind", tag="from_file"):
     delta: Delta | None = None
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
-        """Returns the budget by client id, in sorted order.
+        """Returns every silo's budget by client id; the ids are in sorted order.
 
         Raises:
           ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of

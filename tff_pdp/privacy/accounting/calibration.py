@@ -2,9 +2,9 @@
 
 A silo leaves a run after the last round that its budget pays for, which is known before the first round.
 
-The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. That noise is for
-comparison with published figures. `tff_pdp.privacy.accounting.accountants` bounds its cost all the same: well below the
-epsilon that it was chosen for.
+The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. Use this noise to compare
+with published figures. `tff_pdp.privacy.accounting.accountants` bounds its true cost, which is well below the epsilon
+that it was chosen for.
 """
 
 import bisect
@@ -37,19 +37,19 @@ def rounds_within_budget(
 ) -> int:
     """Counts the rounds that a silo takes part in: the planned rounds, or as many of them as its budget pays for.
 
-    Guarantee: with the returned number of rounds, `fixed_events`, all of `round_event` and all of `first` are jointly
-    (epsilon, delta)-DP with the budget's epsilon and delta. The number is a function of the arguments alone, so it
-    reveals nothing about the silo's records. It may reveal the budget.
+    Guarantee: with the returned number of rounds, the releases of all rounds and `fixed_events` are jointly (epsilon,
+    delta)-DP with the budget's epsilon and delta. The number is a function of the arguments alone, so it reveals
+    nothing about the silo's records. It may reveal the budget.
     Assumes: each event describes its mechanism for the given adjacency, no round releases anything else, and the
     parameters of all events and the budget are public and fixed without looking at the data.
 
     Args:
       budget: budget of the silo.
-      round_event: the releases of every round about the silo.
+      round_event: the releases about the silo in each round.
       fixed_events: the silo's other releases, once each, whether it takes part in any round or not.
       rounds: number of planned rounds, at least 0.
       adjacency: the neighbouring relation of all events.
-      first: a further release of each of the first rounds, and the number of these rounds.
+      first: a release that each of the first rounds makes in addition, and the number of these rounds.
 
     Returns:
       At most `rounds`; 0 where not even one round fits.
@@ -58,8 +58,8 @@ def rounds_within_budget(
       ConfigError: `rounds` is negative or not a whole number.
       BudgetError: no accountant supports the events under this adjacency.
 
-    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021, where a silo
-    also stops when its budget is spent, by an asymptotic formula that does not bound epsilon; here accountants do.
+    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021. There, too,
+    a silo stops when its budget is spent, but by an asymptotic formula that is no bound; accountants give bounds.
 
     >>> rounds_within_budget(SiloBudget(1.0, 1e-5), poisson_gaussian_event(1.0, 8.0, 1), [], rounds=100)
     4
@@ -122,7 +122,7 @@ def paper_epsilon(
 ) -> float:
     """Computes epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order.
 
-    Guarantee: an upper bound, looser than that of `tff_pdp.privacy.accounting.accountants`.
+    Guarantee: the result is an upper bound; `tff_pdp.privacy.accounting.accountants` gives tighter ones.
     Assumes: as in `poisson_gaussian_event`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Describes releases as `dp_accounting.DpEvent` values: builders, additions the library lacks, and a stable text form.
+"""Describes releases as `dp_accounting.DpEvent` values: builds them, adds events that the library lacks, stores them.
 
 Events carry no data and no adjacency of their own; `tff_pdp.privacy.accounting.accountants` turns them into epsilon.
 """
@@ -30,10 +30,10 @@ _TERMS, _SMALLEST_TERM = 64, -30
 
 
 class CustomDpEvent(dp_accounting.DpEvent):
-    """Base of mechanisms that dp_accounting has no event for; subclasses are `attr.s(frozen=True, slots=True)`."""
+    """Base class of events that dp_accounting lacks; subclasses are `attr.s(frozen=True, slots=True)`."""
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Bounds the Renyi divergence of one application at each order."""
+        """Bounds the Renyi divergence of one application of the mechanism at each order."""
         raise NotImplementedError
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
@@ -45,14 +45,14 @@ class CustomDpEvent(dp_accounting.DpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """Distance between the smallest and the largest loss of `zeroed_pld`, and roughly the mean loss."""
+        """Distance between the smallest and the largest loss of `zeroed_pld`, and the approximate mean loss."""
         return 0.0, 0.0
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns a privacy loss distribution that dominates one application against the same on zeroed data.
+        """Returns a distribution that dominates one application's privacy loss between data and their zeroed form.
 
-        Two neighbours have the same zeroed data, in which the rows that differ count for nothing; see
-        `tff_pdp.privacy.accounting.accountants`. None where no such distribution is known.
+        In the zeroed form, the rows that differ between two neighbours contribute zero, so both neighbours have the
+        same form; see `tff_pdp.privacy.accounting.accountants`. None where no such distribution is known.
         """
         return None
 
@@ -64,8 +64,8 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
     Epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for adding or removing one
     record gives 2 epsilon for replacing one.
 
-    It must not be recorded as the Gaussian event with the same concentrated-DP parameter: that equality holds for RDP
-    only, and PLD or the exact Gaussian formula would then claim too little.
+    Do not record it as the Gaussian event with the same concentrated-DP parameter: the two have the same RDP bound, but
+    PLD and the exact Gaussian formula would then give too small an epsilon.
 
     Source: Cesar and Rogers, "Bounding, concentrating, and truncating", 2021 (concentrated DP with rho = epsilon^2/8).
     """
@@ -73,7 +73,7 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
     epsilon: float
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns rho * order with rho = epsilon^2 / 8, and never more than epsilon itself."""
+        """Returns the smaller of rho * order, with rho = epsilon^2 / 8, and epsilon."""
         return np.minimum(self.epsilon**2 / 8 * orders, self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
@@ -89,10 +89,10 @@ class ParameterChoiceDpEvent(CustomDpEvent):
     """One epsilon-DP release by which parameters of later mechanisms are chosen, such as their sampling rate.
 
     Accountants compose mechanisms whose parameters were fixed in advance. Where a released number n sets parameters,
-    each n is followed by another mechanism. Composition with a Laplace mechanism lets the privacy losses of n and of
-    the later mechanism cancel in part: such a bound holds for each n alone, but not for all together. Here the release
-    always loses all of its epsilon, and the epsilons of both add up. This sum holds for any choice, provided that for
-    every n the later releases stay within the rest of the budget.
+    the later mechanism differs with n. If n were recorded as a Laplace mechanism's result, its privacy loss and that of
+    the later mechanism could cancel in part: such a bound holds for each n alone, but not for all n together. Here the
+    loss of the release is always the whole epsilon, so that both epsilons add up. The sum holds for any choice,
+    provided that for every n the later releases stay within the rest of the budget.
 
     Source: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, theorem B.1 (sequential
     composition with a second mechanism that may depend on the outcome of the first).
@@ -105,7 +105,7 @@ class ParameterChoiceDpEvent(CustomDpEvent):
         return np.full(np.shape(orders), self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Returns a loss that is always epsilon, which bounds every loss there can be."""
+        """Returns the distribution of a loss that is always epsilon, the largest loss that is possible."""
         return privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
             {math.ceil(self.epsilon / discretisation): 1.0}, 0.0, discretisation
         )
@@ -114,8 +114,8 @@ class ParameterChoiceDpEvent(CustomDpEvent):
 class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """The library's privacy loss of a sampled Gaussian, with the losses of a whole grid inverted at once.
 
-    Guarantee: the same numbers, to the bit. The library inverts one loss after the other, in Python, which is most of
-      the cost of a privacy loss distribution; at the ends of a loss's range, and beyond, its own function is used.
+    Guarantee: the library's numbers, to the bit. The library inverts one loss after the other, in Python, which is most
+      of the cost of a privacy loss distribution; for losses at the ends of the range, and beyond, its function is used.
     """
 
     _inverted: Mapping[float, float] = {}
@@ -190,7 +190,7 @@ pld_pmf._get_delta_for_epsilon_vectorized = hockey_stick_divergences
 
 
 def sampled_gaussian_rdp(sampling_rate: float, noise_multiplier: float, orders: np.ndarray) -> np.ndarray:
-    """Computes the Renyi divergences of one Poisson-sampled Gaussian, with the terms of each series at once.
+    """Computes the Renyi divergences of one Poisson-sampled Gaussian, many terms of a series at a time.
 
     Guarantee: the library's numbers, to the bit. The library computes one term after the other, in Python.
 
@@ -255,7 +255,7 @@ def _broken_order(rate: float, noise: float, order: float) -> float:
 
 
 class RdpAccountant(rdp.RdpAccountant):
-    """The library's accountant, extended by `CustomDpEvent` and rounded up where floating point cancels."""
+    """The library's accountant, which here also takes each `CustomDpEvent`, and rounds up where terms cancel."""
 
     def _maybe_compose(self, event, count, do_compose):
         if isinstance(event, CustomDpEvent):
@@ -274,7 +274,7 @@ class RdpAccountant(rdp.RdpAccountant):
 
 
 class PldAccountant(pld.PLDAccountant):
-    """The library's accountant, extended by those `CustomDpEvent` that have a privacy loss distribution."""
+    """The library's accountant, which here also takes each `CustomDpEvent` that has a privacy loss distribution."""
 
     def _maybe_compose(self, event, count, do_compose):
         if not isinstance(event, CustomDpEvent):
@@ -290,7 +290,7 @@ class PldAccountant(pld.PLDAccountant):
 def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
     """Builds the event of `steps` noisy sums, each over a fresh Poisson sample.
 
-    Guarantee: with `epsilon_bounds`, covers DP-SGD inside a silo (one record) and user-level averaging (one user).
+    Guarantee: the epsilon bounds hold for DP-SGD inside a silo (one record) and user-level averaging (one user).
     Assumes: every record is drawn independently with probability `sampling_rate` in each step (shuffled or fixed-size
     batches are a different event), contributions are clipped jointly to norm C, the noise has standard deviation
     `noise_multiplier * C`, and the sum is divided by a constant rather than by the realised batch size.
@@ -313,7 +313,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 def repeated(
     event: dp_accounting.DpEvent, noise_multiplier: float, steps: int, *, is_empty: bool
 ) -> dp_accounting.DpEvent:
-    """Builds the event of `steps` releases of an event with this noise multiplier; nothing is released if `is_empty`.
+    """Repeats an event, which has the given noise multiplier, `steps` times; with `is_empty`, nothing is released.
 
     Raises:
       ConfigError: noise multiplier or steps are out of range.
@@ -328,7 +328,7 @@ def repeated(
 
 
 def flatten_event(event: dp_accounting.DpEvent) -> tuple[tuple[dp_accounting.DpEvent, int], ...]:
-    """Flattens nested compositions to sorted (single event, count) pairs: equal histories give identical figures."""
+    """Flattens nested compositions to sorted (single event, count) pairs, so that equal histories give equal bounds."""
     counts: Counter[dp_accounting.DpEvent] = Counter()
     pending = [(event, 1)]
     while pending:
@@ -353,7 +353,7 @@ def releases_without_noise(event: dp_accounting.DpEvent) -> bool:
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Returns an event's class name and numbers, ready for JSON; `event_from_dict` restores it exactly."""
+    """Returns an event's class name and numbers, ready for JSON; `event_from_dict` restores the event exactly."""
 
     def encode(value: Any) -> Any:
         if isinstance(value, dp_event.DpEvent):
@@ -395,6 +395,6 @@ def hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
 
 
 def require(holds: bool, name: str, value: float, wanted: str) -> None:
-    """Raises a ConfigError that names the value unless `holds`."""
+    """Raises a ConfigError that names the value, unless the condition `holds`."""
     if not holds:
         raise ConfigError(f"{name} is {value!r}; it must be {wanted}.")

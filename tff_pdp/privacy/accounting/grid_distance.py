@@ -3,22 +3,21 @@
 Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, where K is a computed Gaussian x, rounded.
 Computed and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other.
 So K differs only where x is that close to the border of two steps. Let e be that distance, and g the width of a step,
-in standard deviations. Computed noise falls into a cell of two values only if ideal noise falls into the cell made
-wider by e on all sides, and does so if ideal noise falls into the cell made smaller by e. Up to the change of the
+in standard deviations. A computed pair falls into a cell of the grid only if the ideal pair falls into the cell made
+wider by e on all sides, and it does so if the ideal pair falls into the cell made smaller by e. Up to the change of the
 density over a cell (below 5 % for steps of 2**-9 and less), the logarithm of the ratio of both probabilities is at most
 
     4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6; longer pairs have a mass of exp(-56), under both laws. There the digits of the radius end: half
-of the last digit, 2**-129, moves a pair of length r by 2**-129 exp(r^2 / 2) / r more, which is next to nothing for most
+where r is at most 10.6. Longer pairs have a mass of exp(-56), under both laws. Their radius runs out of digits: half of
+the last digit, 2**-129, moves a pair of length r by another 2**-129 exp(r^2 / 2) / r, which is next to nothing for most
 of these pairs. Nothing is claimed about pairs longer than 12, which have a mass of exp(-72).
 
 *Composition.* Earlier draws do not change the law of the next pair, so the logarithms l of the ratios of all n pairs of
 a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most
-x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t, and E r^2
-below 2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a
-probability of at most exp(-L), for every s (a Chernoff bound for martingales; an addition of the largest logarithms
-would give n k r).
+x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t; E r^2 is below
+2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a probability of
+at most exp(-L), for every s (a Chernoff bound for martingales; an addition of the largest logarithms would give n k r).
 
 *Charge.* Let ratios be within exp(a) in both directions, except for a mass of b. If all releases with ideal noise are
 (epsilon, delta)-DP, with computed noise they are (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
@@ -55,18 +54,18 @@ class GridNoiseDpEvent(CustomDpEvent):
     """Noise on a grid, drawn in place of the ideal noise of other events; `values` bounds the number of drawn values.
 
     It releases nothing of its own. `tff_pdp.privacy.accounting.accountants` computes the other events' epsilon for a
-    smaller delta, and adds the distance of the laws.
+    smaller delta, and adds the distance between computed and ideal law.
     """
 
     values: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns zero at every order: the distance is no divergence of two neighbours."""
+        """Returns zero at every order: the distance is not one between two neighbours."""
         return np.zeros(np.shape(orders))
 
 
 def grid_distance(values: int, log_mass: float) -> float:
-    """Bounds the logarithm of the ratio of computed and ideal laws, except for a mass of `exp(-log_mass)`.
+    """Bounds the logarithm of the ratio of computed to ideal probabilities, except on a mass of `exp(-log_mass)`.
 
     Args:
       values: number of values that are drawn.
@@ -87,16 +86,16 @@ def grid_distance(values: int, log_mass: float) -> float:
 
 
 def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable) -> tuple:
-    """Bounds epsilon of events of which some are noise on a grid.
+    """Bounds the epsilon of events, some of which may be noise on a grid.
 
     Args:
       parts: events and their counts.
       delta: delta of all events together.
-      rough: `(parts, delta) -> epsilon`, an upper bound, however loose.
-      bound: `(parts, delta) -> bounds`.
+      rough: `(parts, delta) -> epsilon`, a quick upper bound, which may be loose.
+      bound: `(parts, delta) -> bounds`, for ideal noise.
 
     Returns:
-      The bounds for ideal noise at a smaller delta, and what to add to each.
+      The bounds for ideal noise at a smaller delta, and the number to add to each bound.
     """
     values = sum(event.values * count for event, count in parts if isinstance(event, GridNoiseDpEvent))
     ideal = tuple(part for part in parts if not isinstance(part[0], GridNoiseDpEvent))

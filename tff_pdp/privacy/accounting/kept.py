@@ -75,7 +75,7 @@ def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Ca
 
 @contextlib.contextmanager
 def worked_out_anew() -> Iterator[None]:
-    """Neither reads results from disk nor writes them inside the block: for checks of earlier statements."""
+    """Inside the block, results are neither read from disk nor written to it: for checks of earlier statements."""
     token = _is_used.set(False)
     try:
         yield
@@ -97,7 +97,7 @@ def folder() -> Path:
 def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Returns the results of calls of accountants, in order; many long calls are shared among processes.
 
-    Other processes leave their results on disk, from where this process then reads them.
+    The other processes write their results to disk, from where this process then reads them.
 
     Args:
       calls: functions whose results follow from their arguments alone; only those that can be pickled are shared.

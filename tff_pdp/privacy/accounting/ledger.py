@@ -39,7 +39,7 @@ class Ledger:
     `epsilon(scope).best` at most the budget. The order in which steps were recorded does not matter.
     Assumes: all releases about the scope's data are recorded, also releases of earlier runs; every event holds for the
     ledger's adjacency; noise multipliers, sampling rates, counts and budgets are public and fixed without looking at
-    the data, so that refusing a step is a stop rule known in advance.
+    the data, so that the step at which the ledger refuses is public, too.
 
     >>> from tff_pdp.privacy.accounting.accountants import poisson_gaussian_event
     >>> ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {"clinic": SiloBudget(1.0, 1e-5)})
@@ -78,7 +78,7 @@ class Ledger:
     def precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
         """Checks that further releases, all together, stay within the scope's budget. Nothing is recorded.
 
-        After checking a whole plan, checking parts of it takes no accounting.
+        Once a whole plan is checked, checks of its parts need no accountant.
 
         Args:
           scope: owner of the data.
@@ -138,7 +138,7 @@ class Ledger:
         return self._bounds(scope, self._counts[scope])
 
     def epsilons(self) -> dict[str, EpsilonBounds]:
-        """Bounds the epsilon that every scope has spent, side by side where accountants take long."""
+        """Bounds the epsilon that every scope has spent; in several processes where accountants take long."""
         calls = [
             functools.partial(epsilon_bounds, _composed(self._counts[scope]), budget.delta, self.adjacency)
             for scope, budget in self.budgets.items()
@@ -146,7 +146,7 @@ class Ledger:
         return dict(zip(self.budgets, side_by_side(calls), strict=True))
 
     def to_json(self) -> str:
-        """Writes the whole ledger as JSON text; `from_json` restores it exactly."""
+        """Returns the whole ledger as JSON text; `from_json` restores the ledger exactly."""
         return json.dumps(
             {
                 "unit": self.unit,
@@ -210,12 +210,12 @@ class Ledger:
 
 
 def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, float]:
-    """Bounds the joint cost of all releases in the given scopes of ledgers, to a record that is in all these scopes.
+    """Bounds the joint cost of all releases in the given scopes of ledgers, for a record that is in all these scopes.
 
     Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
 
-    Where a number that was released with noise chose later releases, the events do not show the releases that other
-    numbers would have chosen. Such a scope counts with its budget, which holds for every number.
+    If a number that was released with noise set parameters of a scope's later releases, the ledger does not show the
+    releases that other numbers would have led to. Such a scope costs its whole budget, which is kept for every number.
 
     Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all of these scopes.
     Assumes: the ledgers list all releases about the records.
@@ -224,8 +224,8 @@ def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, f
       parts: pairs of a ledger and one of its scopes; all ledgers have the same unit and adjacency.
 
     Returns:
-      The bounds on epsilon, and their delta: the largest among these scopes' budgets, plus the deltas of scopes that
-      count with their budgets.
+      The bounds on epsilon, and their delta: the sum of the deltas of scopes that cost their whole budgets, plus the
+      largest delta of the other scopes.
 
     Raises:
       BudgetError: the units or adjacencies differ.

@@ -1,7 +1,7 @@
-"""Accounts for a private choice of hyper-parameters: a secret, random number of runs, of which the best is released.
+"""Accounts for a private choice of hyper-parameters: the best of a secret, random number of runs is released.
 
-To release the best of a fixed number of runs can cost as much as to release them all. Where the number is random and
-kept secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
+To release the best of a fixed number of runs can cost as much as to release them all. If the number is random and kept
+secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
 
 Source: Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022, theorems 2 and 6. Liu's
 thesis on MR-MTL applies it in section 1.7 and appendix E.
@@ -73,10 +73,10 @@ class NumberOfRuns:
     def draw(self, below: Callable[[int], int]) -> int:
         """Draws how many runs to make: at least 1, or at least 0 under the Poisson distribution.
 
-        Guarantee: the number does not depend on any data. Each number's probability is right up to 2**-250, and up to
-          a factor of exp(2**-44) where it is at least 2**-200.
-        Assumes: `below` draws from a secret that serves nothing else. Neither the number nor the duration of the search
-          is revealed: once it is known, the search costs as much as a fixed number of runs.
+        Guarantee: the number does not depend on any data. Each number's probability has an error of at most 2**-250
+          and, if it is at least 2**-200, of at most a factor of exp(2**-44).
+        Assumes: `below` draws from a secret key that serves nothing else. Neither the number nor the duration of the
+          search is revealed: once the number is known, the search costs as much as a fixed number of runs.
 
         Args:
           below: draws a whole number uniformly, from 0 up to but not including its argument.
@@ -112,16 +112,16 @@ def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> 
 
     `epsilon_bounds` has only an RDP bound for a random number of runs.
 
-    Guarantee: for a random number of runs, covers the release of everything that `run_event` covers of the best run,
-    and of nothing of the others; for a fixed number, the release of every run, and so any comparison of them.
+    Guarantee: with a random number of runs, covers the release of all that `run_event` covers in the best run, and of
+    nothing from the others; with a fixed number, covers the release of every run, and so any comparison of them.
     Assumes: every run, with any hyper-parameters, is covered by `run_event`, its score on private data included. If
     the number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
-    compared by what `run_event` covers: a score on private data is one of its events. The number of runs was drawn from
+    compared only by results that `run_event` covers, such as a score on private data. The number of runs was drawn from
     `runs` and stays secret; after no run at all, something chosen in advance is released. Anything that a run sends out
-    before it is selected, such as updates to a server, is another event.
+    before it is selected, such as updates to a server, needs another event.
 
     Args:
-      run_event: one run, its score included.
+      run_event: event of one run, its score included.
       runs: distribution of the number of runs, or a fixed number.
 
     Raises:

@@ -1,23 +1,23 @@
-"""Bounds the cost of noisy sums over batches of rows to a person, or a pair of people, in several rows.
+"""Bounds the privacy cost of noisy sums over batches of rows, for a person, or a pair of people, in several rows.
 
 Both events bound the Renyi divergence between noisy sums of two data sets with the same number of rows, at most S of
 which differ in any way. Proof: batches are drawn by position and independently of the rows, so each set of positions
-has the same probability in both data sets. Given the set, rho of whose rows differ, the sums are Gaussians of standard
+has the same probability in both data sets. Given a set in which rho rows differ, the sums are Gaussians of standard
 deviation z C whose means are at most 2 rho C apart, because a clipped gradient moves by at most 2 C: their divergence
 of order alpha is at most 2 alpha rho^2 / z^2. exp((alpha - 1) divergence) is an f-divergence and jointly convex, so for
 the mixtures over all sets it is at most its mean over rho, which is binomial (Poisson batches) or hypergeometric
-(batches of fixed size), and the mean grows with the number of rows that differ.
+(batches of fixed size), and this mean grows with the number of rows that differ.
 
 Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
 Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
 
-`zeroed_rows_pld` has the privacy loss against the same rows zeroed, a mixture of Gaussians. From S rows, a Poisson
-batch with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at most
-rho C. Against the sum in which these rows count for nothing, the pair
+`zeroed_rows_pld` has the privacy loss between a data set and the same data set with S rows zeroed. From these S rows, a
+Poisson batch with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at
+most rho C; zeroed rows do not move it. So the pair of laws
 
     sum over rho of Binomial(S, q)(rho) Normal(rho, z^2)    and    Normal(0, z^2)
 
-dominates the true one, whatever directions the gradients have, also where later steps depend on earlier ones.
+dominates the true pair, whatever directions the gradients have, and also where later steps depend on earlier ones.
 
 Source: Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms", ICLR 2024, section
 4 (mixtures of vectors are dominated by those of their norms); Charles et al., "Fine-tuning large language models with
@@ -53,7 +53,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns the mean over binomial rho, float64 of the orders' shape."""
+        """Returns the bound of the module's docstring for a binomial rho: float64 in the shape of `orders`."""
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
@@ -62,7 +62,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """As in `CustomDpEvent`; zeros where there is no such distribution."""
+        """As in `CustomDpEvent`; zeros if `zeroed_pld` is None."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return 0.0, 0.0
         mixture = _Mixture(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
@@ -88,7 +88,7 @@ class FixedSizeRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns the mean over hypergeometric rho, float64 of the orders' shape."""
+        """Returns the bound of the module's docstring for a hypergeometric rho: float64 in the shape of `orders`."""
         rows, log_probabilities = _hypergeometric(self.num_rows, self.num_changed_rows, self.batch_size)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
 
@@ -98,11 +98,11 @@ def poisson_rows_event(
 ) -> dp_accounting.DpEvent:
     """Builds the event of `steps` noisy sums, each over a fresh Poisson batch of rows that are not independent.
 
-    Guarantee: with `epsilon_bounds`, covers DP-SGD on rows of which at most `num_changed_rows` differ, in any way,
-      between neighbouring data sets: anyone in at most `num_changed_rows` rows is protected.
-    Assumes: neighbouring data sets have the same number of rows, and all others are the same at the same positions; in
-      each step every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to
-      norm C by itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
+    Guarantee: the epsilon bounds hold for DP-SGD on data sets of rows, if at most `num_changed_rows` rows differ, in
+      any way, between neighbours: anyone in at most `num_changed_rows` rows is protected.
+    Assumes: neighbouring data sets have the same number of rows, all others equal at equal positions; in each step
+      every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to norm C by
+      itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
 
     Args:
       sampling_rate: probability in [0, 1] that one row takes part in one step.
@@ -152,16 +152,16 @@ def calibrate_rows_noise(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     fixed_events: Iterable[dp_accounting.DpEvent] = (),
 ) -> float:
-    """Finds the smallest noise multiplier (to about 2e-5 relative) at which an event of this module fits into a budget.
+    """Finds the smallest noise multiplier (to a relative 2e-5) with which an event of this module fits into a budget.
 
-    Guarantee: the best bound of the event at the result is at most `epsilon`, checked there.
+    Guarantee: the best bound of the event and `fixed_events` is at most `epsilon`, checked at the result.
     Assumes: what the event assumes.
 
     Args:
       make_event: builds the event with a given noise multiplier.
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
       delta: in (0, 1).
-      adjacency: neighbouring relation of the data sets; the event holds for all of them.
+      adjacency: neighbouring relation of the data sets; an event of this module holds for every relation.
       fixed_events: other releases within the same budget.
 
     Raises:
@@ -236,13 +236,13 @@ _BLOCK = 1 << 22
 def zeroed_rows_pld(
     noise_multiplier: float, sampling_rate: float, num_rows: int, discretisation: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """Returns a distribution that dominates one step's privacy loss, in both directions; None for too little noise.
+    """Returns a distribution that dominates one step's privacy loss against zeroed rows; None with too little noise.
 
     Args:
       noise_multiplier: z, noise standard deviation / clip norm.
       sampling_rate: q, probability in (0, 1] that one row takes part.
-      num_rows: S, the largest number of rows that differ; at least 1.
-      discretisation: width of the grid of losses.
+      num_rows: S, the number of zeroed rows; at least 1.
+      discretisation: width of a cell of the grid of losses.
     """
     mixture = _Mixture(noise_multiplier, sampling_rate, num_rows)
     if mixture.is_hopeless:

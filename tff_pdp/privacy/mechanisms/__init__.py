@@ -1,6 +1,6 @@
-"""Mechanisms: what adds noise.
+"""Mechanisms: sampling, clipping, noise and private choices.
 
-exact_draws: exact draws on the host, by whole numbers, and sums noised with them
+exact_draws: draws with exact laws on the host, and sums with such noise
 chacha20: a cryptographic generator inside graphs
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled ones
@@ -9,8 +9,8 @@ grid_noise: noise and sums on a public grid
 per_example: sums of clipped per-example gradients
 dp_sgd: DP-SGD as a gradient estimator
 selection: a private choice of the model that fits best
-user_noise: fixed clip, adaptive clip, trees: settings
-user_queries: noised sums of updates as DP queries
-silo_statistics: counts and moments of a silo, released once
-feature_scaling: scales that are public or released with noise
+user_noise: settings of fixed clip, adaptive clip and trees
+user_queries: DP queries for noised sums of updates
+silo_statistics: a silo's number of examples and feature moments, released once
+feature_scaling: scaling by constants that are public or released with noise
 """

@@ -1,8 +1,8 @@
 """Computes ChaCha20 by TensorFlow on many blocks at once: a cryptographic generator inside graphs.
 
-Computations run in engines that know nothing but TensorFlow's own operations, which have no cryptographic generator. So
-the cipher is written with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and
-converters for `tf.vectorized_map`; additions of int32 would go through the host's memory on a GPU.
+Engines run TensorFlow's own operations alone, and none of these is a cryptographic generator. So the cipher is written
+with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and converters for
+`tf.vectorized_map`; additions of int32 would go through the host's memory on a GPU.
 
 Source: Bernstein, "ChaCha, a variant of Salsa20", 2008, also for the form with keys of 128 bits; RFC 8439.
 """
@@ -26,7 +26,7 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
     """Draws the first words of each seed's key stream, uint32 `[seeds, size]`, in the order of the cipher.
 
     Guarantee: row k is the key stream of ChaCha20 with the 128 bits of seed k as its key, the 64 bits of `nonce`, and a
-      counter of 64 bits that begins at zero; all numbers are little-endian. It depends on nothing else.
+      counter of 64 bits that begins at zero; all numbers are little-endian. The row depends on nothing else.
     Assumes: `size` is below 2**31.
 
     Args:
@@ -49,7 +49,7 @@ def block_words(rows: Rows) -> tf.Tensor:
     """Computes ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
 
     Args:
-      rows: four times uint32 `[4, ...]`, the words of each block's state; axes after the first broadcast.
+      rows: the four rows of the blocks' states, each uint32 `[4, ...]`; axes after the first broadcast.
     """
     # The first double round is outside of the loop, whose variables then have the shape that rows broadcast to.
     _, *mixed = tf.while_loop(

@@ -38,8 +38,8 @@ class DpSgdDraws(NamedTuple):
 
     Attributes:
       batches: batches of every step.
-      noise: standard Gaussians, float64 `[steps, parameters]`, for a small model, else seeds int64 `[2]` to draw them
-        from.
+      noise: for a small model standard Gaussians, float64 `[steps, parameters]`; for others the seed of the Gaussians,
+        int64 `[2]`.
     """
 
     batches: Batches
@@ -51,13 +51,13 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
 
     Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
       z under add/remove of one example, over all of the model's weights jointly: the sum is rounded to a public grid,
-      and so is the noise (`grid_noise`; the distance of its law is charged for by `accounting.grid_distance`). The clip
-      norm is shortened by what rounding may add: `sqrt(parameters) max(1, z) 2**-18` of it at most, and for the sum
-      `2 per_example.sum_error` of `most_examples` of the batch, less than a millionth for hundreds of examples.
+      and so is the noise (`grid_noise`; `accounting.grid_distance` charges for its distance from ideal noise). The clip
+      norm is shortened by as much as rounding may add: by a share of at most `sqrt(parameters) max(1, z) 2**-18` for
+      the grid, and of `2 sum_error(most_examples)` for the sum, less than a millionth for hundreds of examples.
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
-      new in each round; each index is asked for once; the generator's bits stand in for random ones; as `per_example`:
-      what a model computes of one example does not depend, to the bit, on the other rows of a batch or on their number;
-      batches are no larger than `most_examples` says, which `accounting.grid_distance` charges for.
+      new in each round; the gradient of each index is asked for once; the generator's bits stand in for random ones; as
+      in `per_example`, a model's results for one example do not depend, to the bit, on other rows of a batch or on
+      their number; batches are no larger than `most_examples` says, which `accounting.grid_distance` charges for.
 
     The estimator's mechanism is a `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
@@ -121,7 +121,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
 
 
 def most_examples(expected_batch_size: Any) -> Any:
-    """Bounds the number of examples in a Poisson batch of b expected, except for a mass of exp(-80).
+    """Bounds the size of a Poisson batch of expected size b; larger batches have a probability of at most exp(-80).
 
     Bernstein's inequality: at least b + t examples have a probability of at most `exp(-t^2 / (2 (b + t / 3)))`.
 

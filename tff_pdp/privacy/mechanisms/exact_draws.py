@@ -1,7 +1,7 @@
-"""Draws from a secret key on the host, with exact laws, by whole numbers alone; and adds such noise to sums.
+"""Draws with exact laws from a secret key, on the host and with whole numbers alone; adds such noise to sums.
 
-The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: to tell them from coin tosses would break a
-standard hash function. Nothing here is rounded on its way to a result, so there is nothing for an accountant to add.
+The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: a way to tell them from fair coin tosses would
+break a standard hash function. Nothing here is rounded on its way to a result, so accountants have nothing to add.
 
 Noised sums lie on a grid with steps of `stddev * 2**-GRID_BITS`. Noise of K = floor(G * 2**GRID_BITS) steps, with an
 ideal standard Gaussian G, turns a sum of whole steps into the sum plus `stddev * G`, rounded down to whole steps:
@@ -36,10 +36,10 @@ _LARGEST = 2.0**62
 class ExactDraws:
     """A stream of random bits, and draws made of it.
 
-    Guarantee: if the bits are independent tosses of a fair coin, each draw has exactly the law that it is named for,
+    Guarantee: if the bits are independent tosses of a fair coin, each draw has exactly the law that its method states,
       and draws are independent of each other. Equal keys and equal calls draw the same.
-    Assumes: the key is secret and serves one purpose; SHAKE-256 with a secret prefix is a pseudo-random function. How
-      long a draw takes depends on its result, and stays secret.
+    Assumes: the key is secret and serves one purpose; SHAKE-256 with a secret prefix is a pseudo-random function. The
+      time that a draw takes depends on its result, and stays secret.
     """
 
     def __init__(self, key: bytes):
@@ -101,7 +101,7 @@ class ExactDraws:
     def permutation(self, size: int) -> np.ndarray:
         """Draws a uniform permutation, int64 `[size]`.
 
-        Places are sorted by random words. Two equal words would favour an order, so then all words are drawn again.
+        Places are sorted by random words. If two words are equal, they would favour an order, so all are drawn again.
         """
         while True:
             words = self.words(size)
@@ -113,8 +113,8 @@ class ExactDraws:
     def heads(self, size: int, probability: float) -> np.ndarray:
         """Tosses `size` independent coins, and returns the places of the heads, int64 and ascending.
 
-        Where heads are rare, the tails between two of them have a geometric law, which is drawn in place of the coins:
-        time and memory grow with the number of heads.
+        Where heads are rare, the number of tails between two heads is drawn, by its geometric law, in place of the
+        coins: time and memory grow with the number of heads.
 
         Args:
           size: number of coins, below 2**62.
@@ -184,11 +184,11 @@ class ExactDraws:
             start, bits = start << _WORD_BITS | self._word(), bits + _WORD_BITS
 
     def bernoulli(self, probability: Fraction) -> bool:
-        """Tosses a coin that shows heads, True, with a probability in `[0, 1]`."""
+        """Returns True with the given probability, which is in `[0, 1]`."""
         return self.below(probability.denominator) < probability.numerator
 
     def bernoulli_exp(self, exponent: Fraction) -> bool:
-        """Tosses a coin that shows heads with probability exp(-exponent), for an exponent of at least 0.
+        """Returns True with probability exp(-exponent), for an exponent of at least 0.
 
         Source: Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy", 2020, algorithm 1.
         """
@@ -225,9 +225,9 @@ class ExactDraws:
     def gaussian_floor(self, size: int, fraction_bits: int = GRID_BITS) -> np.ndarray:
         """Draws floor(G * 2**fraction_bits), int64 `[size]`, for standard Gaussians G.
 
-        A sum that is a whole number of steps of `sigma * 2**-fraction_bits`, with such noise added, is the sum plus
-        `sigma * G`, rounded down to whole steps: it reveals no more than the ideal mechanism's result. Half a step
-        more, a constant, makes up for the rounding on average.
+        Add such noise to a sum that is a whole number of steps of `sigma * 2**-fraction_bits`: the result is the sum
+        plus `sigma * G`, rounded down to whole steps, and reveals no more than the ideal mechanism's result. A
+        constant, half a step, added to the result makes up for the rounding on average.
 
         Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm N; only those
         digits of G are drawn that a comparison or the result needs.
@@ -284,10 +284,10 @@ class ExactDraws:
 
 
 def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
-    """Adds up parts over the first axis, each rounded toward zero to whole steps: Python's integers, dtype object.
+    """Rounds parts toward zero to whole steps, and adds them up over the first axis: Python's integers, dtype object.
 
-    Guarantee: a part's steps are at most `(1 - 2**-49)` times the part, so that what float64 rounds in computing a
-      part, by some units in its last place, and in computing the standard deviation does not exceed the sensitivity.
+    Guarantee: a part's steps are at most `(1 - 2**-49)` times the part. The margin is larger than float64's rounding
+      errors in a part, some units in its last place, and in the standard deviation: the sensitivity is kept.
     Assumes: the parts are finite, and each depends on its own record alone.
 
     Args:
@@ -307,7 +307,7 @@ def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
 def add_noise(steps: np.ndarray, stddev: float, draws: ExactDraws) -> np.ndarray:
     """Adds noise to a sum of whole steps: float64 of the same shape.
 
-    Guarantee: a function of `sum + stddev * G`, with an ideal standard Gaussian G for each value, and of nothing else.
+    Guarantee: the result is a function of `sum + stddev * G` alone, with an ideal standard Gaussian G for each value.
     Assumes: as in `ExactDraws`.
 
     Args:

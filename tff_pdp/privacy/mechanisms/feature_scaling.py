@@ -32,7 +32,7 @@ class FeatureScaling:
     scale: np.ndarray
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Scales float32 `[n, *input_shape]`, or anything that converts to it: float32 of the same shape."""
+        """Scales features `[n, *input_shape]`, float32 or convertible to it; returns float32 of the same shape."""
         return (np.asarray(x, np.float32) + self.shift) * self.scale
 
 
@@ -51,13 +51,14 @@ class Scaler(Settings):
         return None
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
-        """Returns how silos release their features' moments, or None; arguments and errors as in `public`."""
+        """Returns settings for silos' release of feature moments, or None; arguments and errors as in `public`."""
         return None
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
         """Returns one silo's scaling.
 
-        Guarantee: unless `why_not_private`, a function of public constants and of `statistics` alone.
+        Guarantee: unless `why_not_private` states a reason, the result depends on public constants and `statistics`
+        alone.
 
         Args:
           statistics: statistics that the silo has released.
@@ -130,12 +131,12 @@ class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
     smallest_stddev: Annotated[float, Meta(ge=1e-3, le=0.5)] = 0.05
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings:
-        """Returns how silos release their features' moments."""
+        """Returns settings for silos' release of feature moments."""
         lower, upper = _bounds(self.lower, self.upper, input_shape)
         return MomentSettings(lower, upper, self.noise_multiplier, self.smallest_stddev)
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
-        """Returns the scaling to mean 0 and standard deviation 1 by what the silo has released."""
+        """Returns the scaling to mean 0 and standard deviation 1 by the moments that the silo has released."""
         shape, mean, stddev = x_train.shape[1:], statistics.mean, statistics.stddev
         if mean is None or stddev is None or len(mean) != np.prod(shape, dtype=int):
             raise DataError(
@@ -159,7 +160,7 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
 
         No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo:
         neighbouring data sets differ in all rows, but clipping and noise hide a difference in one row. Served models
-        also contain the constants, without noise. For comparison with published figures.
+        also contain the constants, without noise. Use it only to compare with published figures.
 
         A feature that does not vary keeps its scale.
 

@@ -6,11 +6,11 @@ numbers below 2**53 are added up in float64 without rounding. A sum of whole ste
 plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least
 significant bits for differential privacy", CCS 2012, on what happens otherwise).
 
-Two roundings are paid for. Sums that differ by no more than some length may differ by `sqrt(size) * step` more once
-they are rounded: where single records cannot be rounded before they are added up, clip norms are shortened by it
-(`clip_norm_on_grid`; Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries
-and how to fix it", CCS 2022). And the noise is made by floating-point functions, which move a few draws to a
-neighbouring step: `accounting.grid_distance` charges the difference of the laws.
+Two roundings have a cost. First, rounding may add up to `sqrt(size) * step` to the length of two sums' difference:
+where records cannot be rounded before they are added up, clip norms are shortened by as much (`clip_norm_on_grid`;
+Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries and how to fix it",
+CCS 2022). Second, the noise is made by floating-point functions, which move a few draws to a neighbouring step:
+`accounting.grid_distance` charges for the difference between the laws.
 """
 
 import math
@@ -48,14 +48,14 @@ def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
 def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: float) -> tf.Tensor:
     """Shortens a clip norm, float64 scalar, so that sums still differ by at most `clip_norm` once they are rounded.
 
-    Guarantee: two sums whose difference is at most the result in L2 norm, each known up to `margin * clip_norm / 2`,
-      differ by at most `clip_norm` after `whole_steps`: a value moves by at most half a step in each of them.
+    Guarantee: let two sums differ by at most the result in L2 norm, each up to an error of `margin * clip_norm / 2`.
+      After `whole_steps`, which moves each value by at most half a step, they differ by at most `clip_norm`.
 
     Args:
       clip_norm: L2 bound on what one record may add.
       step: step of the grid.
       size: number of values in a sum.
-      margin: share of the clip norm that other errors may take, well above 2**-50.
+      margin: share of the clip norm that is left for other errors, well above 2**-50.
     """
     shorter = tf.cast(clip_norm, tf.float64) * (1.0 - margin) - step * (math.sqrt(size) * (1.0 + 2.0**-50))
     # With far too much noise nothing is left of the clip norm, and nothing is released.
@@ -68,7 +68,7 @@ def whole_steps(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 
 
 def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """Rounds float64 values to the grid toward zero, as float64: whole numbers of steps, none larger than the value.
+    """Rounds float64 values toward zero to the grid: returns the whole numbers of steps, as float64.
 
     A record's norm does not grow, so this rounding costs nothing.
     """
@@ -79,9 +79,9 @@ def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Makes noise from standard Gaussians: whole numbers of steps, float64; zeros where the standard deviation is zero.
 
-    Guarantee: as if Gaussians of the standard deviation were rounded to the grid, up to what
-      `accounting.grid_distance` charges for.
-    Assumes: as in `random_bits.gaussians`, which made `gaussians`; `stddev` is a float32 number or a product of two,
-      so that dividing by a power of two is exact.
+    Guarantee: the law is that of ideal Gaussians rounded to the grid, up to a distance that `accounting.grid_distance`
+      charges for.
+    Assumes: as in the function `random_bits.gaussians`, which made the argument `gaussians`; `stddev` is a float32
+      number or a product of two, so that dividing by a power of two is exact.
     """
     return tf.round(gaussians * (tf.cast(stddev, tf.float64) / step))

@@ -1,4 +1,4 @@
-"""Holds the public parameters of mechanisms, as computations and accountants both use them."""
+"""Holds the public parameters of mechanisms in the form that both computations and accountants use."""
 
 import dataclasses
 from typing import Literal
@@ -12,7 +12,7 @@ SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 class SiloMechanism:
     """Holds the parameters of one silo's DP-SGD.
 
-    The rate is a multiple of 2**-23 and the noise multiplier a float32, as computations use them.
+    As in computations, the sampling rate is a multiple of 2**-23, and the noise multiplier is a float32.
 
     Attributes:
       clip_norm: L2 bound C on each example's gradient.

@@ -1,20 +1,20 @@
-"""Sums clipped per-example gradients, by per-example norms that are found without per-example gradients.
+"""Sums clipped per-example gradients, whose norms are computed without computing the gradients themselves.
 
-One forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). From those
-cotangents and the layers' inputs come each example's norm, layer by layer in closed form, and then, with the clip
-factors, the sum: no second backward pass through the network (Bu et al., "Differentially Private Optimization on Large
-Model at Small Cost", arXiv:2210.00038, ICML 2023).
+There is one forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). The
+outputs' cotangents and the layers' inputs give each example's norm, layer by layer in closed form, and then, with the
+clip factors, the sum: there is no second backward pass through the network (Bu et al., "Differentially Private
+Optimization on Large Model at Small Cost", arXiv:2210.00038, ICML 2023).
 
 A sum in float32 may move by far more than one example's clip norm when an example is added or removed, because every
 later rounding may change (Casacuberta et al., "Widespread Underestimation of Sensitivity in Differentially Private
-Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norm and sum
-are of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32: their
-distance from real gradients does not matter, because the gradients that they compute are the ones that are clipped.
+Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norms and sums
+are made of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32:
+errors of their gradients do not matter, because exactly these gradients are clipped.
 
-Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics. A layer's inputs, the
-  cotangents of its output and products of one example's matrices are in float32, for each example, the same bits
-  whatever the other examples are. Kernels keep that for whole blocks of rows, to which batches are padded, as far as
-  tests/privacy/mechanisms/test_row_independence.py finds on its machine; they do not for other numbers of rows.
+Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics. For each example, a
+  layer's inputs, its output's cotangents and products of its matrices are float32 numbers whose bits do not depend on
+  other examples. Kernels fulfil this for whole blocks of rows, to which batches are padded, as far as
+  tests/privacy/mechanisms/test_row_independence.py finds on its machine; for other numbers of rows they do not.
 """
 
 import collections
@@ -59,18 +59,19 @@ def clipped_sum(
       clip norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2
       norm over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n
       included examples and layers with at most `positions` positions. So adding or removing one example moves the sum
-      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n for the larger batch; or by `clip_norm`, if
-      `most_examples` is given and at least n. An example that is not included, with any x and y, does not move the sum;
-      nor does an example whose gradient is not finite, unless the clip norm is infinite (then it must show).
+      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n for the larger batch; or by at most
+      `clip_norm`, if `most_examples` is given and at least n. An example that is not included, with any x and y, does
+      not move the sum; nor does an example whose gradient is not finite, unless the clip norm is infinite (the sum is
+      then not finite).
     Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
       values; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one position,
-      and there are fewer than 1000 of each.
+      and there are fewer than 1000 weights and layers each.
 
     Args:
       model: model with the loss of each example.
       weights: weights by name, float32.
       x: `[batch, ...]`; the batch may be empty.
-      y: `[batch, ...]`; zero must be a label.
+      y: `[batch, ...]`; zero must be a valid label.
       clip_norm: float32 scalar, may be infinite.
       included: float32 `[batch]`, each 0 or 1.
       pull: tensors like `weights`, added to each example's gradient before the clip, like the gradient of a penalty in
@@ -100,13 +101,13 @@ def clipped_sum(
 def sum_error(num_examples: Any, positions: int = 1) -> Any:
     """Returns the bound on the error of `clipped_sum`, in units of the clip norm.
 
-    It is `2**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION`, and one percent more: below 2**-16
-    for 16384 examples at one position, 4096 at 16 positions, or 2048 at 64.
+    It is `1.01 * 2**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION`: below 2**-16 for 16384
+    examples at one position, 4096 at 16 positions, or 2048 at 64.
 
     Args:
       num_examples: largest number of included examples; a number, or a float64 scalar.
       positions: largest number of positions that a dense layer or a convolution is applied at; 1 for layers over flat
-        examples, and for layers in the form that holds each example's gradient.
+        examples, and for layers that compute each example's gradient by itself.
     """
     return 1.01 * 2.0**-53 * (num_examples * positions + 20) * num_examples * CANCELLATION
 

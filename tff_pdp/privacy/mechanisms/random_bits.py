@@ -1,9 +1,9 @@
 """Draws random bits for several clients at once, and makes Gaussians from them.
 
-A client's bits depend on its own seed alone: the same on every engine, alone or in a stack of clients. There are two
-generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers: As
-Easy as 1, 2, 3", SC 2011); a seed is its key and the upper half of its counter. It is not cryptographic. `chacha20` is
-cryptographic, at several times the cost (module `chacha20`); a seed is its key.
+A client's bits depend on its own seed alone: they are the same on every engine, with one or several clients. There are
+two generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers:
+As Easy as 1, 2, 3", SC 2011); a seed gives its key and the upper half of its counter. It is not cryptographic.
+`chacha20` is cryptographic, at several times the cost (module `chacha20`); a seed gives its key.
 """
 
 import decimal
@@ -95,13 +95,13 @@ def bits_for_gaussians(size: int) -> int:
 def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     """Makes standard Gaussians, float64 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
-    Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes a pair of them from a
-    radius and an angle, of 128 and of 64 random bits that no other pair has. TensorFlow's own draws end at 5.68
-    standard deviations; these end at 13.4.
+    Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes a pair of Gaussians
+    from a radius with 128 random bits and an angle with 64, which serve no other pair. TensorFlow's own draws end at
+    5.68 standard deviations; these end at 13.4.
 
     XLA compiles large draws, with series for logarithm, sine and cosine, into one loop: several times as fast as
     TensorFlow's own functions, which XLA would call value by value. Small draws use TensorFlow's functions, one
-    operation each. The two ways differ in last digits.
+    operation each. The two ways differ in the last digits.
 
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
@@ -109,13 +109,13 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
       With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): the bits
       are the digits of its distance from the nearer end, which computations use. The exponential variable -log(v) then
       has errors of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that float64 has no room for;
-      the radius has 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and cosine are off
-      by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to which the
-      digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a standard
-      deviation.
-    Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without products and sums that are
-      rounded together; the logarithm is right to 2.5 u of itself, sines of up to pi / 4 to 1.6 u of themselves, cosines
-      to 1.4 u, TensorFlow's and those of the series: tests compare a hundred thousand values with exact ones, and each
+      the radius then has one of 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and
+      cosine are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to
+      which the digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a
+      standard deviation.
+    Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without fused multiply-add; relative
+      errors are at most 2.5 u for logarithms and, for angles up to pi / 4, 1.6 u for sines and 1.4 u for cosines, in
+      TensorFlow's functions and in the series: tests compare a hundred thousand values with exact ones, and each
       process some hundreds (`check_pairs`).
 
     Raises:
@@ -138,23 +138,23 @@ def draw_gaussians(
 def are_compiled(size: int) -> bool:
     """Decides if steps on `size` values are compiled by XLA, which takes tenths of a second for each size.
 
-    With a GPU, XLA needs more than TensorFlow is installed with.
+    False if there is a GPU, for which XLA needs tools that TensorFlow does not install.
     """
     return size >= _MANY and not tf.config.list_physical_devices("GPU")
 
 
 @functools.cache
 def check_pairs(compiled: bool) -> None:
-    """Compares pairs of Gaussians with ideal ones, once in a process: they have to be as close as `gaussians` says.
+    """Checks pairs of Gaussians, once in a process: each must be as close to its ideal pair as `gaussians` guarantees.
 
-    Flags of XLA for fast mathematics, which environment variables and files may hold, give up IEEE 754: draws may then
-    be anything, or far less exact than is charged for.
+    Flags of XLA for fast mathematics, which environment variables and files may set, give up IEEE 754: draws may then
+    be anything, or far less exact than the ledger's charge assumes.
 
     Args:
       compiled: whether to check the pairs that XLA compiles, or the pairs of TensorFlow's own functions.
 
     Raises:
-      EngineError: a pair is too far from its ideal.
+      EngineError: a pair is too far from its ideal pair.
     """
     # Ordinary digits, except that the radius's numbers of the first pairs lie ever nearer to either end of (0, 1).
     digits = hashlib.shake_256(b"pairs that are checked").digest(4 * _WORDS_OF_A_PAIR * _MANY // 2)

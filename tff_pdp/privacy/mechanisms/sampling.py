@@ -9,7 +9,7 @@ RATE_BITS = 23
 
 
 class Batches(NamedTuple):
-    """The examples that each step uses, of one client or, with a leading axis, of several clients.
+    """The examples that each step uses: for one client or, with a leading axis, for several clients.
 
     Attributes:
       indices: int32 `[steps, capacity]`, rows of the client's data; zeros beyond a step's size.
@@ -25,9 +25,9 @@ def poisson_batches(
 ) -> Batches:
     """Draws Poisson batches: in every step each example takes part with its client's rate, independently of all else.
 
-    Guarantee: this is the sampler `dp_accounting.PoissonSampledDpEvent` describes, up to the generator of the bits. The
-      size of a batch is random, may be zero, and is never truncated: the capacity is the size of the largest batch that
-      this call draws. A rate is exact to 2**-23.
+    Guarantee: this is the sampler that `dp_accounting.PoissonSampledDpEvent` describes, up to the generator of the
+      bits. The size of a batch is random, may be zero, and is never truncated: the capacity is the size of the largest
+      batch that this call draws. A rate is exact to 2**-23.
     Assumes: the bits are secret, and used for nothing else.
 
     Args:
@@ -35,7 +35,7 @@ def poisson_batches(
       num_examples: int32 `[clients]`; the first `num_examples` entries of the last axis of `bits` stand for examples,
         the rest is padding.
       sampling_rates: float32 `[clients]`, in `[0, 1]`.
-      num_steps: int32 `[clients]`; steps beyond a client's own are empty.
+      num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
 
     Returns:
       Batches with a leading axis of clients.
@@ -64,13 +64,13 @@ def paper_shuffled_batches(
 
     The released code of the MR-MTL paper trains with these batches, but its accountant assumes Poisson batches. The
     event of Poisson sampling does not describe them: an example's batches are not independent, and epsilon is too small
-    (`docs/privacy.md`). Only for comparison; the claim of a plan with this sampler is `none`.
+    (`docs/privacy.md`). Use them only to compare; the claim of a plan with this sampler is `none`.
 
     Args:
       bits: uint32 `[clients, steps, examples]`, uniform.
       num_examples: int32 `[clients]`.
       batch_sizes: int32 `[clients]`, each at least 1 and at most the number of examples, if there are any.
-      num_steps: int32 `[clients]`; steps beyond a client's own are empty.
+      num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
 
     Returns:
       Batches with a leading axis of clients.

@@ -26,24 +26,24 @@ Selector = Callable[[Weights, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 def build_selector(model: Model, loss_bound: float, generator: Generator = "philox") -> Selector:
     """Builds `(candidates, data, epsilons, seeds) -> number of the candidate selected by each client`.
 
-    A candidate's score is the number of examples it gets wrong or, for a regression, the sum of their losses, each
-    clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole number
-    and is added up exactly, so that one example changes it by at most the sensitivity (1 or LOSS_STEPS), whatever the
-    order and size of other losses. Each candidate draws an exponential time, longer by the factor `exp(epsilon * score
-    / sensitivity)`, and the first is selected: the exponential mechanism. A further example makes no score smaller, so
-    half the noise of the general mechanism gives the same guarantee: a candidate's log odds against any other change by
-    the difference of two changes in `[0, sensitivity]`.
+    A candidate's score is the number of examples it gets wrong or, for a regression, the sum of all examples' losses,
+    each clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole
+    number and is added up exactly, so that one example changes it by at most the sensitivity (1 or LOSS_STEPS),
+    whatever the order and size of other losses. Each candidate draws an exponential time, which is multiplied by
+    `exp(epsilon * score / sensitivity)`, and the one with the shortest time is selected: this is the exponential
+    mechanism. An added example makes no score smaller, so half the noise of the general mechanism gives the same
+    guarantee: the difference of two scores changes by the difference of two numbers in `[0, sensitivity]`.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and more precisely the
       bounded-range mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that
       `first_of` bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
     Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's bits
-      stand in for random ones. A model's metrics of an example do not depend, to the bit, on the other rows or on their
+      stand in for random ones. A model's metrics for an example do not depend, to the bit, on other rows or their
       number.
 
     Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for
     exponential mechanisms", 2020, on the range of the losses and on monotonic scores; Liu et al., NeurIPS 2022,
-    appendix B.3, with the number of errors for their rate, so that nothing is divided by a private count.
+    appendix B.3, but with the number of errors in place of their rate, so that nothing is divided by a private count.
     """
     sensitivity = 1 if model.num_classes else LOSS_STEPS
 
@@ -95,20 +95,21 @@ def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.
       2**-44, except for draws of a mass of at most 2**-100.
 
       Let exponential times of rate 1 be stretched, each by a factor of its own: each is the first with a probability
-      proportional to the inverse of its factor. Let times be known up to factors of 1 - h to 1 + h. Then the first is i
-      at least where i would be first after a delay by (1 + h) / (1 - h), and at most where i would be first after an
-      advance as large: probabilities within that factor of the ideal, a log-ratio of little more than 2 h.
+      proportional to the inverse of its factor. Let times be known up to factors of 1 - h to 1 + h. Then i is selected
+      wherever i would be first with its time multiplied by (1 + h) / (1 - h), and only where i would be first with its
+      time divided by this factor: its probability is within the factor of the ideal one, a log-ratio of little more
+      than 2 h.
 
       Here h is below 2**-45.2. With u = 2**-53, the exponent x is one product of exact numbers, so that exp(x) errs by
-      109 u where x is at most 100; with a larger x a candidate is first with a probability of at most exp(-99), here as
-      ideally. A time is made of a uniform number of 160 drawn bits, which is known up to 21 u where it is not below
-      2**-112; times are known up to 51 u, if TensorFlow's exp, log and log1p are right to 8 u.
+      109 u where x is at most 100; with a larger x a candidate is first with a probability of at most exp(-99), both
+      here and ideally. A time is made of a uniform number of 160 drawn bits, which is known up to 21 u if it is at
+      least 2**-112; times are known up to 51 u, if TensorFlow's exp, log and log1p are right to 8 u.
     Assumes: the words are secret and used for nothing else.
 
     Args:
       scores: float64 `[candidates]`, whole numbers, at least 0 and below 2**53.
       sensitivity: largest change of a score by one example, a power of two.
-      epsilon: float64 scalar, positive; at infinity the first of the smallest scores is selected.
+      epsilon: float64 scalar, positive; if infinite, the first candidate with the smallest score is selected.
       words: uint32 `[6, candidates]`, uniform.
     """
     beyond_best = scores - tf.reduce_min(scores)
@@ -121,8 +122,8 @@ def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.
 def exponential_times(words: tf.Tensor) -> tf.Tensor:
     """Makes exponential variables of mean 1, float64 `[candidates]`, from uint32 `[6, candidates]`.
 
-    Each is minus the logarithm of a uniform number. A coin decides on which side of a half this number lies, and
-    another uniform number decides its distance from the end of that side: all digits are kept near zero and near one.
+    Each is minus the logarithm of a uniform number. A random bit decides if this number is below or above one half, and
+    another uniform number sets its distance from zero or from one: so no digits are lost near either end.
     """
     # As float64: lists of whole numbers have no kernel on GPUs.
     coin, *digits = tf.unstack(tf.cast(words, tf.float64))

@@ -1,4 +1,4 @@
-"""Releases statistics of a silo's records, at a cost to its budget, once before training: their number and their scale.
+"""Releases a silo's number of examples and features' moments, once before training, at a cost to the silo's budget.
 
 A statistic is released with noise, and then stored and reused: releasing it again would cost again.
 """
@@ -130,8 +130,8 @@ class SiloStatistics:
 def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:
     """Returns the releases of `release_silo_statistics` and their purposes, known before it runs.
 
-    Guarantee: covers the whole of the statistics, under ADD_OR_REMOVE_ONE adjacency, together with all later use of
-    them, training whose sampling rate and noise depend on the released number of examples included.
+    Guarantee: covers the statistics and all later uses of them, under ADD_OR_REMOVE_ONE adjacency, such as training
+    whose sampling rate and noise depend on the released number of examples.
     Assumes: the settings are public and fixed without looking at the data; see `release_silo_statistics`.
     """
     events: list[ReasonedEvent] = []
@@ -160,10 +160,11 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
     """Releases the statistics that the settings ask for, about one silo's training examples.
 
     Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
-    adjacency, for any records whatsoever: values that are out of bounds or missing change no sensitivity. Where the
-    number of examples is public, the guarantee is conditional on that number. The noise on the number of examples is
-    discrete Laplace noise, exactly; that on moments is Gaussian, and rounded together with the sum (`exact_draws`).
-    Assumes: called once, its result stored; the key of the draws is secret and serves nothing else.
+    adjacency, for any records whatsoever: values that are out of bounds or missing do not raise the sensitivity. Where
+    the number of examples is public, the guarantee is conditional on that number. The noise on the number of examples
+    is discrete Laplace noise, exactly; the noise on moments is Gaussian, and rounded together with the sum
+    (`exact_draws`).
+    Assumes: it is called once, and its result stored; the key of the draws is secret and serves nothing else.
 
     Args:
       x: `[n, *input_shape]`, any numeric dtype; n may be 0.
@@ -186,7 +187,7 @@ def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
     Here u is a feature mapped from its bounds to [-1, 1].
 
     Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm: per feature
-    u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the 1 it would be 2.
+    u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the subtracted 1 it would be 2.
     """
     steps = np.zeros((2, *settings.lower.shape), object)
     half_range = (settings.upper - settings.lower) / 2

@@ -51,7 +51,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     count_stddev: Positive = 0.05
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """Returns the sum's own noise multiplier, above that of sum and count together: `(z^-2 - (2 s)^-2)^(-1/2)`.
+        """Returns the sum's noise multiplier `(z^-2 - (2 s)^-2)^(-1/2)`: z is the mechanism's, s the count's stddev.
 
         Raises:
           BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above 1e5.

@@ -2,7 +2,7 @@
 
 The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
 run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
-query's state, made by a generator of `tff_pdp.privacy.mechanisms.random_bits`, whose tails are longer, too.
+query's state, made by a generator of `tff_pdp.privacy.mechanisms.random_bits`; its Gaussians have longer tails, too.
 
 A record is one flat tensor, float32 `[values]`: all that one user releases in a round. The state of a query holds every
 number that decides privacy, so one compiled computation serves any clip norm and noise.
@@ -27,7 +27,7 @@ _ROUNDING = 2.0**-20
 
 
 def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Scales a record down to the clip norm where it is longer.
+    """Scales a record down to the clip norm if it is longer.
 
     Guarantee: the result's L2 norm is at most `clip_norm`, rounding included. A record with a value that is not finite
       becomes zero, unless the clip norm is infinite.
@@ -37,7 +37,7 @@ def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.
       clip_norm: scalar, positive or zero; infinite leaves every record as it is.
 
     Returns:
-      The clipped record, float64, and its norm before: float32 scalar, infinite where a value was not finite.
+      The clipped record, float64, and its norm before the clip: float32 scalar, infinite if a value was not finite.
     """
     # Squares of float32 values fit into float64.
     exact, clip = tf.cast(record, tf.float64), tf.cast(clip_norm, tf.float64)
@@ -81,15 +81,16 @@ class SumParams(NamedTuple):
 class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
     """The sum of clipped records and Gaussian noise, all on one grid.
 
-    Guarantee: a function of one Gaussian mechanism of noise multiplier `stddev / l2_norm_clip` under adding or removing
-      one record. A record is clipped and rounded to the grid, after which its norm is at most `l2_norm_clip`; whole
-      steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to the grid.
+    Guarantee: the sum is a function of one Gaussian mechanism with noise multiplier `stddev / l2_norm_clip`, under
+      adding or removing one record. A record is clipped and rounded to the grid, after which its norm is at most
+      `l2_norm_clip`; whole steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to
+      the grid.
     Assumes: the seed is secret and new in each run; the generator's bits stand in for random bits; for the noise, as in
       `grid_noise`. A sum has fewer than 2**53 steps: some billions of users.
     """
 
     def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
-        """Makes a query; the arguments are those of its first state, and the generator of its noise."""
+        """Makes a query from the values of its first state and the generator of its noise."""
         super().__init__(l2_norm_clip, stddev)
         self._seed = seed
         self._generator: Generator = generator
@@ -112,7 +113,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return tf.zeros(template.shape, tf.float64)
 
     def preprocess_record_impl(self, params: SumParams, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Clips a record and rounds it to whole steps toward zero, float64; returns it and its norm before."""
+        """Returns the record, clipped and rounded toward zero to whole steps, float64, and its norm before the clip."""
         clipped, norm = clip_record(record, params.l2_norm_clip)
         return whole_steps_within(clipped, params.step), norm
 
@@ -125,7 +126,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-        """Draws noise from one place of the seed in whole steps, float64; zeros if the standard deviation is zero."""
+        """Draws noise in whole steps, float64, at one place of the seed; zeros if the standard deviation is zero."""
         size = max(shape.num_elements() or 1, 1)
         draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
@@ -133,10 +134,10 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
 
 
 class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
-    """The library's estimate of a quantile of norms, with seeded noise on the count below it."""
+    """The library's query for a quantile of norms, with seeded noise on the count of norms below the estimate."""
 
     def __init__(self, *arguments: Any, seed: Any, generator: Generator = "philox", **named: Any):
-        """Makes a query; arguments as in the library, the seed of its first state, and the generator of its noise."""
+        """Makes a query from the library's arguments, the seed of its first state, and the generator of its noise."""
         self._seed = seed
         self._generator: Generator = generator
         super().__init__(*arguments, **named)
@@ -164,8 +165,8 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
 
-    Guarantee: one Gaussian mechanism of the noise multiplier z with `z^-2 = noise_multiplier^-2 + (2 s)^-2`, where s is
-      the standard deviation of the noise on the count of records below the clip norm.
+    Guarantee: sum and count together are one Gaussian mechanism's result, with `z^-2 = noise_multiplier^-2 + (2 s)^-2`
+      for its noise multiplier z; s is the standard deviation of the noise on the count of norms below the clip norm.
     Assumes: as in `SeededGaussianSumQuery`.
     """
 
@@ -180,7 +181,7 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
         seeds: tuple[Any, Any],
         generator: Generator = "philox",
     ):
-        """Makes a query; arguments as in the library, seeds for the sum and for the count, and their generator."""
+        """Makes a query from the library's arguments, seeds for sum and count, and the generator of their noise."""
         of_quantile = target_unclipped_quantile, learning_rate, clipped_count_stddev, expected_num_records
         super().__init__(initial_l2_norm_clip, noise_multiplier, *of_quantile)
         self._quantile_estimator_query = SeededQuantileEstimatorQuery(
@@ -205,12 +206,12 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
 
 class TreeState(NamedTuple):
-    """State of a `TreeSumQuery`: the fields of `SeededGaussianState`, for noise of nodes in place of sums, and more.
+    """State of a `TreeSumQuery`: the fields of `SeededGaussianState`, here for the noise on nodes, and three more.
 
     Attributes:
       rounds: int32 scalar, number of rounds of the present tree that are done.
       left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
-      before: float64 `[values]` in steps, the noise of the running sum that was released last.
+      before: float64 `[values]` in steps, the noise in the running sum up to the last release.
     """
 
     l2_norm_clip: Any
@@ -225,15 +226,15 @@ class TreeState(NamedTuple):
 class TreeSumQuery(SeededGaussianSumQuery):
     """Sums of clipped records, whose running sum has the noise of a binary tree's nodes: tree aggregation.
 
-    A complete subtree's sum is known from its own node, and from both halves. Both estimates are averaged with weights
-    that are near the best weights and have few bits, so that all combinations of nodes are exact: `_OWN_WEIGHTS`.
+    A complete subtree's sum is estimated twice: by its own node, and by its two halves. Both estimates are averaged,
+    with weights (`_OWN_WEIGHTS`) near the best weights, but of few bits, so that all combinations of nodes are exact.
 
     Source: Kairouz et al., "Practical and Private (Deep) Learning without Sampling or Shuffling", ICML 2021; Honaker,
     "Efficient Use of Differentially Private Binary Trees", 2015, whose weights are 2/3, 4/7, 8/15, ...
 
-    Guarantee: the sums of one tree's rounds are a function of one single-epoch tree aggregation of noise multiplier
-      `stddev / l2_norm_clip`, for one record replaced by zero. Sums of nodes are whole steps, noise of nodes is rounded
-      to the same grid, and the release combines both without rounding.
+    Guarantee: the sums of one tree's rounds are a function of one single-epoch tree aggregation with noise multiplier
+      `stddev / l2_norm_clip`, if one record is replaced by zero. Sums of nodes are whole steps, noise of nodes is
+      rounded to the same grid, and the release combines both without rounding.
     Assumes: no user has more than one record in the rounds of a tree; otherwise as in `SeededGaussianSumQuery`.
     """
 

@@ -2,8 +2,8 @@
 
 search: a silo's repeated runs to choose hyper-parameters
 plan: `PlanSettings` and `PrivacyPlan`, with all that depends on the unit of protection
-silo_example: a silo's records
-contact_graph: people and pairs in rows
-user: users as wholes
-unprotected: no protection, for comparison
+silo_example: protects each record of a silo
+contact_graph: protects people, or pairs of people, in several rows
+user: protects each user as a whole
+unprotected: protects nothing, for comparison
 """

@@ -1,6 +1,6 @@
 """Protects people, or pairs of people, of a contact graph inside their silo: settings, plan and builder.
 
-Rows are made of the graph, and one person is in several rows: node- and edge-level DP.
+Rows are made from the graph, and one person is in several rows. This is node- and edge-level DP.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ContactGraphPlan(SiloExamplePlan):
     """Protects one person of a contact graph, or all contacts of one pair of people, in place of one example.
 
-    Silos train as in `SiloExamplePlan`, but the event of a gradient counts every row that the person, or the pair, is
+    Silos train as in `SiloExamplePlan`, but the event of a gradient covers all rows that the person, or the pair, is
     in.
 
     Guarantee: with claim `formal-conditional`, everything that leaves silo k, and its personal model, is (epsilon_k,
@@ -72,7 +72,7 @@ class ContactGraph(PlanSettings):
     feature_scaling: ScalingsWithoutRelease = Unscaled()
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method and a weighting are for silos, and that the method selects nothing."""
+        """Checks that a method and a weighting are for silos, and that the method makes no private selection."""
         super().check(algorithm, weighting)
         if algorithm.selection_rounds:
             raise ConfigError(
@@ -90,7 +90,7 @@ class ContactGraph(PlanSettings):
         row_influence.checked()
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
-        """Refuses new clients."""
+        """Refuses fits of new clients."""
         raise ConfigError(
             "privacy.kind contact_graph: examples are rows made of people's contacts, so a new client's rows reveal "
             "people in other clients' rows too, and no epsilon would cover both. Train again with the new client"
@@ -102,11 +102,11 @@ class ContactGraph(PlanSettings):
         The sampling rate of silo k is `min(1, batch_size / n_k)`.
 
         Args:
-          training: the silos' releases, the count of each, and the `row_influence` of the rows.
+          training: the silos' releases, how often each is made, and the `row_influence` of the rows.
 
         Raises:
-          ConfigError: a budget is missing, the data set's rows are independent, or training releases what is calibrated
-            for one row.
+          ConfigError: a budget is missing, the data set's rows are independent, or training makes a release that is
+            calibrated for one row.
           DataError: the data set's `row_influence` is not valid.
           BudgetError: a silo's budget cannot be met.
         """

@@ -97,7 +97,7 @@ class PlanSettings(Settings):
             raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
-        """Checks that the plan protects the people or examples of which a data set's rows are made.
+        """Checks that the plan protects the people, or the examples, that a data set's rows are made from.
 
         Raises:
           ConfigError: the plan protects something else; the message names the plan that does.
@@ -143,13 +143,13 @@ class PlannedTraining:
       rounds: number of planned rounds.
       selection_rounds: number of rounds, from the first, in which clients select a cluster.
       fixed_events: by client id, releases before training, which have to fit into the budget as well.
-      num_examples_are_noised: whether the n_k are a release that `fixed_events` covers.
-      unsound: reason why nothing is claimed whatever the ledger says; empty without one.
-      condition: condition under which the method's guarantee holds; empty without one.
+      num_examples_are_noised: whether the n_k were released with noise, by events of `fixed_events`.
+      unsound: reason why nothing is claimed, whatever the ledger says; empty if there is none.
+      condition: condition under which the method's guarantee holds; empty if there is none.
       num_parameters: number of weights of the model; the noise on silos' gradients covers all weights.
       num_released: number of values that a client releases in a round.
       num_noised: number of these values that noise changes; None for all.
-      noise_on_own_support: whether a client's share of the noise is only where its own release is not zero.
+      noise_on_own_support: whether clients add shares of the noise, each only where its own release is not zero.
       total_weight: sum of the weights of all clients, where clients have weights of at most one.
       search: each silo's further runs, with the same noise, to choose hyper-parameters.
       row_influence: number of rows that one person can change, where examples are rows made of a contact graph.
@@ -174,20 +174,21 @@ class PlannedTraining:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyPlan(abc.ABC):
-    """The protection of a training: unit, adjacency, mechanism, claim and cost.
+    """The protection of one training: its unit, adjacency, mechanism, claim and cost.
 
-    A plan has scopes, each with its own budget and ledger entries: every silo, where a silo's examples are protected;
-    one scope for all users, where users are protected.
+    A plan has scopes, each with its own budget and ledger entries. If silos' examples are protected, each silo is a
+    scope; if users are protected, all users together are one scope.
 
     Attributes:
       unit: the unit of protection.
       adjacency: how neighbouring data sets differ.
       claim: strength of the guarantee.
-      claim_reason: one line that says why it is no weaker and no stronger.
+      claim_reason: one line that says why the claim is no weaker and no stronger.
       budgets: budget of each scope; empty without privacy.
       rounds: planned number of rounds, for which the noise was calibrated.
       fixed_events: by scope, releases before training.
-      drawn_noise: by scope, the noise that is drawn in place of ideal Gaussians; see `drawn_noise_event`.
+      drawn_noise: by scope, the event that charges for drawing noise in place of ideal Gaussians; see
+        `drawn_noise_event`.
       generator: generator of random bits in computations: batches, noise and selections.
       num_examples_are_noised: whether silos' numbers of examples were released with noise; otherwise they are public.
       search: each silo's further runs to choose hyper-parameters; None without a search.
@@ -221,10 +222,10 @@ class PrivacyPlan(abc.ABC):
         return None
 
     def start(self, server_state: Any, seeds: np.ndarray) -> Any:
-        """Returns the server's first state, with this plan's mechanism in it where the server adds noise.
+        """Returns the server's first state; if the server adds noise, the state holds this plan's mechanism.
 
         Args:
-          server_state: state as initialized.
+          server_state: state of a newly initialized process.
           seeds: int64 `[2, 2]`, secret, used in this run alone.
         """
         return server_state
@@ -249,12 +250,12 @@ class PrivacyPlan(abc.ABC):
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Draws the clients of a round: places in `client_ids`, int64, ascending.
+        """Draws the clients of a round: their positions in `client_ids`, int64, ascending.
 
         Args:
           round_number: number of the round, from 1.
           client_ids: all clients.
-          generator: returns, for each number, draws with a secret key of their own.
+          generator: function that returns, for each whole number, draws from a secret key of their own.
         """
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
@@ -283,11 +284,11 @@ class PrivacyPlan(abc.ABC):
         return self.claim, self.claim_reason
 
     def clients_without_noise(self) -> list[str]:
-        """Lists clients that a plan with a claim leaves without noise, as their budgets are infinite."""
+        """Lists clients without noise, because their budgets are infinite; empty if the plan claims nothing."""
         return []
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """Returns all silos' public parameters, from which methods make their hooks.
+        """Returns all silos' public parameters, from which a method's `hook` is made.
 
         Raises:
           ConfigError: clients are not silos, or a silo leaves before the last round.
@@ -305,18 +306,18 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def charges(self, scope: str, round_number: int) -> Sequence[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists a scope's releases in a round: event, count, purpose."""
+        """Lists a scope's releases in a round, each as event, count and purpose."""
 
     @abc.abstractmethod
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts the releases of a scope in one whole training."""
+        """Returns the number of each release of a scope in one whole training."""
 
     def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts the releases of a scope after the fixed events."""
+        """Returns the number of each planned release of a scope, the fixed events excluded."""
         return self.training_counts(scope)
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters a search for every silo, the pivot run's rounds included, before any of it runs.
+        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins.
 
         Raises:
           BudgetError: a silo would overspend.
@@ -359,7 +360,7 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def charge_drawn_noise(self, ledger: Ledger) -> None:
-        """Enters the distance between all drawn noise and ideal noise, for scopes where it is not entered yet.
+        """Charges scopes for the distance between drawn noise and ideal noise, where the ledger does not have it yet.
 
         Raises:
           BudgetError: a scope would overspend.
@@ -370,7 +371,7 @@ class PrivacyPlan(abc.ABC):
                 ledger.append(scope, event, 1, DRAWN_NOISE)
 
     def with_noise_drawn_anew(self, ledger: Ledger | None, attempt: int) -> Ledger | None:
-        """Returns the ledger or, where it does not cover the attempt, a copy with one more training's drawn noise.
+        """Returns the ledger or, if it does not cover the attempt, a copy that charges another training's drawn noise.
 
         Args:
           ledger: the spending so far.
@@ -388,7 +389,7 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def precheck_rest(self, ledger: Ledger) -> None:
-        """Checks that the rest of the plan fits into the budgets; entering it then takes no more accounting.
+        """Checks that the rest of the plan fits into the budgets; entries of this rest then need no accountant.
 
         Raises:
           BudgetError: the rest does not fit.
@@ -409,16 +410,16 @@ class PrivacyPlan(abc.ABC):
         return ledger.epsilon(self.scope_of(client_id))
 
     def training_event(self, scope: str) -> dp_accounting.DpEvent:
-        """Builds the event of a scope's part in one whole training."""
+        """Builds the event of all of a scope's releases in one whole training."""
         return dp_accounting.ComposedDpEvent(
             [dp_accounting.SelfComposedDpEvent(event, count) for event, count in self.training_counts(scope).items()]
         )
 
     def charge_round(self, ledger: Ledger, round_number: int) -> None:
-        """Enters one round, before it runs, for every scope about which it releases anything.
+        """Enters one round into the ledger, before it runs, for every scope about which the round releases anything.
 
         Raises:
-          BudgetError: a scope would overspend, or the plan has no such round; nothing has been entered.
+          BudgetError: a scope would overspend, or the plan has no such round; nothing of the round is entered.
         """
         if not 1 <= round_number <= self.rounds:
             raise BudgetError(
@@ -436,5 +437,5 @@ class PrivacyPlan(abc.ABC):
 
 
 def drawn_noise_event(values: int) -> GridNoiseDpEvent:
-    """Builds the event of `values` planned values of noise, twice: rounds may have to be drawn anew."""
+    """Builds the event that charges twice for `values` planned values of noise: rounds may have to be drawn anew."""
     return GridNoiseDpEvent(int(_TIMES_DRAWN * values))

@@ -30,16 +30,16 @@ class Search:
 
     Guarantee: `event` covers the selected model, its hyper-parameters and its noisy score, for adding or removing one
       training example, which changes runs, or one validation example, which changes scores.
-    Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by the
-      methods here, from keys that are secret; nothing but the selected run leaves the silo, not even the duration of
-      the search. A score changes by at most `sensitivity` with one validation example.
+    Assumes: every run, with any candidate, is covered by the run event; candidates and numbers of runs are drawn by
+      this class's methods, from keys that are secret; nothing but the selected run leaves the silo, not even the
+      duration of the search. A score changes by at most `sensitivity` with one validation example.
 
     Attributes:
-      candidates: hyper-parameters by name, for each combination that is tried.
+      candidates: combinations of hyper-parameters that are tried; each has its values by name.
       runs: number of runs: random and secret, or the number of candidates, each of which is then tried once.
       score_noise_multiplier: standard deviation of the noise on a score, divided by the sensitivity.
       sensitivity: largest change of a score that one validation example can make.
-      has_pivot: whether the method releases anything during training; without releases it needs no pivot run.
+      has_pivot: whether there is a pivot run; a method that releases nothing during training needs none.
     """
 
     candidates: tuple[Mapping[str, float], ...]
@@ -50,7 +50,7 @@ class Search:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every candidate is tried once, so that nothing is secret but the models."""
+        """Whether every candidate is tried once, so that the number of runs is public."""
         return not isinstance(self.runs, NumberOfRuns)
 
     @property
@@ -63,15 +63,15 @@ class Search:
         return search_event(dp_accounting.ComposedDpEvent([run_event, self.score_event]), self.runs)
 
     def draw_number_of_runs(self, draws: ExactDraws) -> int:
-        """Draws how many runs one silo makes: at least 1, or at least 0 if Poisson; a fixed number is not drawn."""
+        """Draws the number of one silo's runs: at least 1, or at least 0 if Poisson. Returns a fixed number as is."""
         return self.runs.draw(draws.below) if isinstance(self.runs, NumberOfRuns) else self.runs
 
     def draw_candidate(self, run: int, draws: ExactDraws) -> Mapping[str, float]:
-        """Draws a silo's candidate in a run, counted from 1: uniformly and independently, or each in order if fixed."""
+        """Returns the candidate of a run, counted from 1: drawn uniformly and independently; in order if `is_fixed`."""
         return self.candidates[run - 1 if self.is_fixed else draws.below(len(self.candidates))]
 
     def noised(self, scores: np.ndarray, draws: ExactDraws) -> float:
-        """Adds up examples' scores with noise, to compare runs by the result, which `score_event` covers.
+        """Returns the noised sum of examples' scores, by which runs are compared; `score_event` covers the sum.
 
         Args:
           scores: float64 `[n]`, one for each validation example, each at most `sensitivity` from zero.

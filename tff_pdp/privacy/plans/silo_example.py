@@ -42,7 +42,7 @@ GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiloExamplePlan(PrivacyPlan):
-    """Protects one example of one silo, all other silos held fixed.
+    """Protects one example of one silo; neighbouring data sets agree in all other silos.
 
     Guarantee: with claim `formal` or `formal-conditional`, everything that leaves silo k, and its personal model, is
       (epsilon_k, delta_k)-DP for its own training examples, where the ledger built here bounds epsilon_k.
@@ -56,8 +56,8 @@ class SiloExamplePlan(PrivacyPlan):
         data passes.
       last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
       selection_rounds: number of rounds, from the first, in which a client selects a cluster.
-      selection_epsilons: by client id, epsilon of each of these selections, a float32; empty without privacy, where
-        selections are exact up to ties.
+      selection_epsilons: by client id, epsilon of each of these selections, a float32; empty without privacy, where the
+        best cluster is selected.
       sampler: how batches are drawn.
     """
 
@@ -76,17 +76,17 @@ class SiloExamplePlan(PrivacyPlan):
         return build_dp_sgd(model, self.sampler, self.generator)
 
     def scope_of(self, client_id: str) -> str:
-        """Returns the silo itself."""
+        """Returns the silo's id: every silo is its own scope."""
         return client_id
 
     def cohort(
         self, round_number: int, client_ids: Sequence[str], generator: Callable[[int], ExactDraws]
     ) -> np.ndarray:
-        """Returns every silo whose budget is not spent yet."""
+        """Returns the positions of all silos whose budget is not spent yet."""
         return np.flatnonzero([self.takes_part(client_id, round_number) for client_id in client_ids])
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
-        """Returns every silo's `SiloMechanism`, field by field."""
+        """Returns the silos' parameters by the field names of `SiloMechanism`, `[clients]` each."""
         return {
             field.name: np.array([getattr(self.mechanisms[client_id], field.name) for client_id in client_ids])
             for field in dataclasses.fields(SiloMechanism)
@@ -101,13 +101,13 @@ class SiloExamplePlan(PrivacyPlan):
         return sizes / np.mean(present) if present else sizes
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
-        """Returns the claim for one silo: none where it trains without noise."""
+        """Returns the claim for one silo and its reason; the claim is `none` if the silo trains without noise."""
         if self.claim != "none" and self.mechanisms[client_id].noise_multiplier == 0:
             return "none", "the silo trained without noise"
         return self.claim, self.claim_reason
 
     def clients_without_noise(self) -> list[str]:
-        """Lists silos that train without noise under a plan that claims something."""
+        """Lists silos that train without noise; empty if the plan claims nothing."""
         if self.claim == "none":
             return []
         return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
@@ -144,8 +144,8 @@ class SiloExamplePlan(PrivacyPlan):
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
         """Returns the epsilon that may be claimed for a silo: the spent epsilon, or the budget.
 
-        Where numbers of examples are releases, all later releases depend on the released number, and their cost says
-        nothing about other numbers: then only the budget holds, which is kept for every number.
+        If numbers of examples are released with noise, later releases depend on the released number, and their cost
+        might be another with another number. Only the budget, which is kept for every number, is then a bound.
         """
         if self.num_examples_are_noised:
             return EpsilonBounds(rdp=None, pld=None, best=self.budgets[client_id].epsilon)
@@ -181,7 +181,7 @@ class SiloExamplePlan(PrivacyPlan):
         return round_number <= self.last_rounds[client_id]
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters a search for every silo, the pivot run's rounds included, before any of it runs."""
+        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins."""
         self.charge_drawn_noise(ledger)
         for client_id in self.budgets:
             ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
@@ -190,7 +190,7 @@ class SiloExamplePlan(PrivacyPlan):
                 self.charge_round(ledger, round_number)
 
     def training_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts gradients and selections up to a silo's last round."""
+        """Returns the number of gradients and the number of selections up to a silo's last round."""
         rounds = self.last_rounds[client_id]
         counts = Counter({self.gradient_event(client_id): rounds * self.gradients_per_round[client_id]})
         if self.selection_rounds:
@@ -198,7 +198,7 @@ class SiloExamplePlan(PrivacyPlan):
         return counts
 
     def planned_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts the search, if there is one, and the training, unless the search has no pivot run."""
+        """Returns the number of each release in the training or, with a search, in search and pivot run."""
         if self.search is None:
             return self.training_counts(client_id)
         planned = Counter({self.search_event(client_id): 1})
@@ -207,7 +207,7 @@ class SiloExamplePlan(PrivacyPlan):
         return planned
 
     def charges(self, client_id: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists gradients and, in the first rounds, a selection; nothing once a silo has left."""
+        """Lists a silo's gradients and, in the first rounds, its selection; empty once the silo has left."""
         if not self.takes_part(client_id, round_number):
             return []
         charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], GRADIENTS)]
@@ -253,7 +253,7 @@ class SiloExample(SiloSettings):
     selection_share: Share = 0.03
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
-        """Returns the budget of each new silo's fit, which has to be given."""
+        """Returns the budget of each new silo's fit; `epsilon` and `delta` must be given."""
         if epsilon is None or delta is None:
             raise ConfigError(
                 "--epsilon and --delta are needed: a new silo's row must be differentially private for the silo's own "
@@ -297,7 +297,7 @@ class SiloExample(SiloSettings):
         )
 
     def selection_epsilon(self, budget: SiloBudget) -> float:
-        """Returns epsilon of one private selection, on the grid of float32."""
+        """Returns epsilon of one private selection, rounded to a float32."""
         return float(np.float32(self.selection_share * budget.epsilon))
 
 
@@ -308,7 +308,7 @@ class PlannedSilo(NamedTuple):
       client_id: name of the silo.
       budget: budget of the silo.
       sampling_rate: q, the probability that an example is in a batch.
-      released_before: releases of the silo besides rounds, the distance of drawn noise included.
+      released_before: releases of the silo outside of rounds, and the event that charges for drawn noise.
     """
 
     client_id: str
@@ -322,8 +322,8 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
 
     Args:
       settings: settings with batch size, clip norm, noise multiplier, budgets and generator.
-      training: the silos' releases, and the count of each.
-      noise_and_last_round: `(settings, training, silo) -> noise multiplier, last round`; can be pickled.
+      training: the silos' releases, and how often each is made.
+      noise_and_last_round: `(settings, training, silo) -> noise multiplier, last round`; it can be pickled.
 
     Returns:
       Fields of `SiloExamplePlan` by name.

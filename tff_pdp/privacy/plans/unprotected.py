@@ -60,7 +60,7 @@ class Unprotected(SiloSettings):
         return self.unit == "user"
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method is for the unit."""
+        """Checks that a method and a weighting are for clients of the settings' unit."""
         (check_for_users if self.are_users else super().check)(algorithm, weighting)
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
@@ -98,7 +98,7 @@ class Unprotected(SiloSettings):
 
 
 def with_epsilon(settings: PlanSettings, epsilon: float) -> PlanSettings:
-    """Returns the same settings with another epsilon for all; without privacy where it is infinite.
+    """Returns the same settings with another epsilon for all; if it is infinite, the settings `without_privacy`.
 
     Raises:
       ConfigError: budgets differ between silos.

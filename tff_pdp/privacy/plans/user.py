@@ -1,6 +1,6 @@
-"""Protects users as wholes: settings, plan and builder of user-level DP.
+"""Protects each user as a whole: settings, plan and builder of user-level DP.
 
-The server is trusted with single updates, and releases noised sums of them.
+The server is trusted with users' single updates, and releases noised sums of updates.
 """
 
 import dataclasses
@@ -87,7 +87,7 @@ class UserPlan(PrivacyPlan):
     noise_on_own_support: bool = False
 
     def estimator(self, model: "Model") -> "GradientEstimator":
-        """Builds plain gradients of batches: noise is added to what leaves a user."""
+        """Builds the estimator of plain gradients of batches: noise is added to users' releases instead."""
         from tff_pdp.algorithms.minibatch import build_minibatch
 
         return build_minibatch(model, self.batch_size)
@@ -106,7 +106,7 @@ class UserPlan(PrivacyPlan):
         return {**server_state, "aggregation": {"sum": started, "cohort": cohort}}
 
     def check_redrawn(self, round_number: int) -> None:
-        """Checks that neither noise nor the clip norm of earlier rounds is part of the rounds after this one."""
+        """Checks that rounds after the given one depend neither on noise nor on the clip norm of earlier rounds."""
         if not self.num_released or isinstance(self.noise, FixedClip):
             return
         if isinstance(self.noise, TreeNoise) and not round_number % rounds_per_epoch(self.mechanism.sampling_rate):
@@ -131,7 +131,7 @@ class UserPlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """Returns users' numbers of examples divided by the cap, and at most one."""
+        """Returns users' weights: numbers of examples divided by the cap, but at most one."""
         return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
@@ -181,8 +181,8 @@ class UserPlan(PrivacyPlan):
     ) -> np.ndarray:
         """Draws every user independently with the sampling rate or, with trees, once in an epoch.
 
-        The cohort may be empty. The rate is exact, as the float64 it is. Except for trees, the time of a draw grows
-        with the cohort and not with the number of users.
+        The cohort may be empty. Each user's probability is exactly the float64 sampling rate. Without trees, the time
+        of a draw grows with the cohort, not with the number of users.
         """
         if not self.num_released:
             # Nothing leaves anyone, so there is nothing to hide in a cohort.
@@ -195,7 +195,7 @@ class UserPlan(PrivacyPlan):
         return generator(round_number).heads(len(client_ids), self.mechanism.sampling_rate)
 
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts every round's sum or, with trees, every epoch's tree."""
+        """Returns the number of noised sums, one in each round; with trees, the number of trees, one in each epoch."""
         if not isinstance(self.noise, TreeNoise):
             return Counter({event: self.rounds for event, _, _ in self.charges(scope, 1)})
         counts: Counter[dp_accounting.DpEvent] = Counter()
@@ -204,7 +204,7 @@ class UserPlan(PrivacyPlan):
         return counts
 
     def charges(self, scope: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists one noised sum; with trees, all sums of an epoch, before its first round."""
+        """Lists the round's noised sum; with trees, an epoch's first round has the whole tree, and others nothing."""
         if not self.num_released:
             return []
         noise_multiplier, sampling_rate = self.mechanism.noise_multiplier, self.mechanism.sampling_rate
@@ -230,7 +230,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_share(self) -> float:
-        """Standard deviation of a user's share of the noise; shares of an expected cohort add up to a sum's noise."""
+        """Standard deviation of a user's share of the noise; an expected cohort's shares add up to a sum's noise."""
         mechanism = self.mechanism
         if mechanism.noise_multiplier == 0:
             return 0.0
@@ -260,7 +260,7 @@ class UserPlan(PrivacyPlan):
 
 
 def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Returns numbers of examples divided by a cap, and at most one: float64 `[clients]`."""
+    """Returns numbers of examples divided by a cap, but at most one: float64 `[clients]`."""
     return np.minimum(sizes / cap, 1.0)
 
 
@@ -291,7 +291,7 @@ class User(PlanSettings):
             raise ValueError("budgets.epsilon is infinite; for no privacy, set kind to none and unit to user")
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method is for users."""
+        """Checks that a method and a weighting are for users."""
         check_for_users(algorithm, weighting)
 
     def build(self, training: PlannedTraining) -> UserPlan:
@@ -349,7 +349,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
 
     Args:
       settings: settings of `User` that determine cohorts and kind of noise.
-      training: the users' releases, and the count of each.
+      training: the users' releases, and how often each is made.
 
     Raises:
       ConfigError: a parameter does not suit the training.
