@@ -1,10 +1,10 @@
 """Apache Beam jobs that turn raw federated data into client datasets.
 
 keyed_hash: uniform numbers from a seed and ids
-records: records between steps, and reasons to leave them out
+records: records that travel between steps; reasons why a record is left out
 engine: how stages run
-rules: which examples are usable, and which are for testing
-options: raw data, a job's options and its summary
+rules: which users and examples are usable, and how examples are split
+options: raw data, options of a job, summary of a job
 dataset: how any job writes a client dataset
 sources: kinds of raw data
 contact_graph: people of a contact graph as rows

@@ -1,4 +1,4 @@
-"""Defines the commands of `python -m beam_pipelines`: jobs on images and contact graphs, and generated populations."""
+"""Defines the commands of `python -m beam_pipelines`: they run jobs, and write the tables of a population."""
 
 import dataclasses
 import logging
@@ -55,7 +55,7 @@ class _ImageJob(_Job):
     num_shards: Count = 8
 
     def table(self) -> str:
-        """Prepares the raw data, and returns its counts as text."""
+        """Makes the client dataset, and returns the job's counts as text."""
         output = self.job.output.absolute()
         workspace = output.with_name(f".{output.name}.raw")
         try:
@@ -98,7 +98,7 @@ class Nist(_ImageJob):
     fixed: ClassVar = {"kind": "nist_sd19", "record_set": None, "num_classes": 62}
 
     def table(self) -> str:
-        """Prepares the chosen classes, and returns the counts as text."""
+        """Makes a client dataset of the chosen classes, and returns the job's counts as text."""
         num_classes = num_nist_classes(self.source.classes)
         job = dataclasses.replace(self.job, num_classes=num_classes)
         return super(Nist, replace(self, source=replace(self.source, num_classes=num_classes), job=job)).table()
@@ -155,7 +155,7 @@ class ContactGraph(_Job):
     job: ContactGraphOptions
 
     def table(self) -> str:
-        """Makes the rows, and returns the counts as text."""
+        """Makes a client dataset of the rows, and returns the job's counts as text."""
         return run_contact_graph_job(self.job).table()
 
 

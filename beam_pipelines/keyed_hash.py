@@ -8,10 +8,10 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws a uniform 64-bit number for each row of the ids: int64 `[n]` each -> uint64 `[n]`.
+    """Draws a uniform 64-bit number for each row: uint64 `[n]`, from columns of ids, each int64 `[n]`.
 
     Applies the finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014). The numbers suit choices that have to be reproducible and evenly spread, not secrets.
+    generators", OOPSLA 2014). The numbers suit reproducible, evenly spread choices; they are not fit for secrets.
     Different purposes give independent numbers.
     """
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=str(seed).encode()).digest()
@@ -23,7 +23,7 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws 128 bits for each row of the ids, as text: bytes `[n]` of 32 hexadecimal digits."""
+    """Draws 128 bits for each row of the ids; returns them as text, bytes `[n]` of 32 hexadecimal digits."""
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
     return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class PreparedSource(Protocol):
-    """Raw data that do not consist of users with examples, and have a job of their own."""
+    """Raw data that do not consist of users with examples, and therefore need a job of their own."""
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
-        """Prepares a client dataset, or finds it finished; raises DataError as `run_dataset_job` does."""
+        """Makes a client dataset, unless the output already holds it; raises DataError as `run_dataset_job` does."""
         ...
 
 
@@ -35,14 +35,14 @@ class RawData:
     Attributes:
       source: name of the kind of data, as in `tff_pdp.experiment.kinds.SOURCES`.
       folder: folder of the files; every worker must see the folder under this name.
-      files: names of the files whose hashes the manifest gets. Empty for data in very many files, which have one hash
-        of all files in `parameters` instead.
-      read_users: function from the path of a file, or of one of `parts`, to every copy of every user in the file,
-        unchecked. Picklable. Raises DataError, naming the file, for a file that cannot be used at all.
+      files: names of the files whose hashes go into the manifest; empty for data in very many files, for which
+        `parameters` has one hash of all files.
+      read_users: picklable function that takes the path of a file or part, and yields every copy of every user in it,
+        unchecked. It raises DataError, with the file's name, for a file that cannot be used at all.
       are_images: whether the values of an example are pixels in [0, 1]; otherwise they may be any finite numbers.
       has_test_examples: whether the source says which examples are for test.
       has_validation_examples: whether the source also says which of the other examples are for validation.
-      parts: paths in `folder` for `read_users`, one for each task, for example from `part_names`; default: the files.
+      parts: paths in `folder` that `read_users` takes, one for each task (see `part_names`); default: the files.
       user_stages: function that builds stages, used instead of `read_users` if a user's examples are spread over the
         files. The last stage gives the table of users, made by `beam_pipelines.dataset.clients.user_pieces`.
       parameters: everything else that decides the content, as JSON values, for the manifest.
@@ -61,12 +61,12 @@ class RawData:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Returns the paths that single tasks read: the parts if there are any, otherwise the files."""
+        """Returns the paths, one for each task: the parts if there are any, otherwise the files."""
         return self.parts or self.files
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Lists the files in a folder, sorted by name, without hidden files: macOS leaves `._a.json` beside `a.json`.
+    """Lists the files in a folder by name, except hidden files, such as the `._a.json` that macOS puts beside `a.json`.
 
     Raises:
       DataError: the target of a link is missing.
@@ -77,7 +77,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def check_links(paths: Iterable[Path]) -> None:
-    """Raises DataError for a link whose target is missing, such as a large file of a repository that is not fetched."""
+    """Raises DataError for a link whose target is missing, for example because a large file has not been fetched."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise DataError(
@@ -142,7 +142,7 @@ class SourceSettings(Settings):
             raise ValueError("validation_fraction and test_fraction must leave room for training examples")
 
     def build(self, workspace: Path) -> RawData | PreparedSource:
-        """Describes the raw data to a job; may first write files into the folder `workspace`, made if missing.
+        """Describes the raw data to a job; may first write files into the folder `workspace`, which need not exist.
 
         Raises:
           ConfigError: a setting does not suit the input.
@@ -163,7 +163,7 @@ class SourceSettings(Settings):
             )
 
     def job_options(self, output: Path, *, overwrite: bool) -> "ClientDatasetOptions":
-        """Returns the options of the job that writes a client dataset into a folder of its own."""
+        """Returns the options of the job that writes the client dataset into the folder `output`."""
         names = {field.name for field in dataclasses.fields(ClientDatasetOptions)} & set(self.__struct_fields__)
         shared = {name: getattr(self, name) for name in names}
         return ClientDatasetOptions(**shared, output=output, overwrite=overwrite)
@@ -207,7 +207,7 @@ class JobOptions:
             read_settings(hint, getattr(self, name), "options of the job", name)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns, as JSON values, the options that decide the content of the dataset, not where and how it is made."""
+        """Returns the options that decide the dataset's content, as JSON values; leaves out others, like `runner`."""
         elsewhere = {"input", "output", "dead_letters", "overwrite", "exchange", "runner", "pipeline_args"}
         parameters = {key: value for key, value in dataclasses.asdict(self).items() if key not in elsewhere}
         return json.loads(json.dumps(parameters, default=to_plain))
@@ -256,8 +256,8 @@ class ClientRules:
 
     Attributes:
       features: shape and types of the written examples.
-      examples: decides which examples are valid.
-      splits: divides valid examples into training, validation and test.
+      examples: rule that decides which examples are valid.
+      splits: rule that divides valid examples into training, validation and test.
       min_examples: smallest number of valid examples of a client; smaller clients are left out.
       num_shards: number of shards of the dataset.
     """

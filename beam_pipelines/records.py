@@ -12,7 +12,7 @@ _RAW_LENGTH = 200
 
 
 class Reason(enum.StrEnum):
-    """Reason why records were left out; manifests, dead letters and messages show the value."""
+    """Reason why records were left out; its value appears in manifests, dead letters and messages."""
 
     # Records that cannot be used: kept as dead letters and counted against `max_bad_fraction`.
     MISSING_USER_DATA = "user_without_data"
@@ -72,7 +72,7 @@ _LEFT_OUT = (
 
 
 class Unusable(NamedTuple):
-    """Stands for an example or a user that a source finds unusable; `found` is the text of the dead letter."""
+    """Stands for an example or a user that a source finds unusable; `found` is the text that the dead letter quotes."""
 
     reason: Reason
     found: str
@@ -85,10 +85,10 @@ class UserRecord:
     Attributes:
       client: name of the user.
       source: name of the file.
-      x: list of examples: float32 vectors, `Unusable`, or the raw JSON value of anything but a flat list of numbers.
-        Anything but a list is malformed; None means that the file lists the user without data.
-      y: list of labels as JSON values; anything but a list is malformed.
-      num_samples: number of examples that the file states; None if the file does not list the user.
+      x: list of examples; each is a float32 vector, `Unusable`, or a raw JSON value if it is no flat list of numbers.
+        An `x` that is no list is malformed; None means that the file lists the user without data.
+      y: list of labels as JSON values; a `y` that is no list is malformed.
+      num_samples: number of examples as the file states it; None if the file does not list the user.
       repeated_key: whether a key was repeated inside the user's object.
       is_test: for each example, whether the source keeps the example for test; None if the source does not say.
       is_validation: the same for validation.
@@ -107,7 +107,7 @@ class UserRecord:
 
     @property
     def num_examples(self) -> int:
-        """Returns the number of examples in this copy; at least 1 for malformed data, so that every loss counts."""
+        """Returns the number of examples in this copy; at least 1 if malformed, so that every dropped copy counts."""
         if isinstance(self.x, list) and isinstance(self.y, list):
             return max(len(self.x), len(self.y))
         sizes = [len(value) for value in (self.x, self.y) if isinstance(value, list)]

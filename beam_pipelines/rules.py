@@ -27,7 +27,7 @@ class SplitRule:
 
     With `exact`, examples are ranked by hash: the smallest hashes are for test, the next ones for validation. Adding or
     removing one example may then move up to two others between splits, and identical examples may be in different
-    splits. A privacy guarantee for the training examples then takes their division as given.
+    splits. A privacy guarantee for the training examples then takes this division as given.
 
     With `by_user`, all of a client's examples are in one split, which depends on the seed and the client's name alone.
     No client has both training and test examples.
@@ -36,7 +36,7 @@ class SplitRule:
       test_fraction: share of examples for test, if the source does not say which examples are for test.
       validation_fraction: share of examples for validation, if the source does not say which examples are for
         validation; where the source keeps examples for test, share of the remaining examples.
-      exact: make the shares exact for each client, rounded up to whole examples; otherwise they hold in expectation.
+      exact: whether shares are exact for each client, rounded up to whole examples; if not, they hold in expectation.
       seed: seed of the hash.
       by_user: whether the shares are shares of clients instead of examples.
     """
@@ -56,7 +56,7 @@ class SplitRule:
           client: name of the client.
           ids: bytes `[n]`, ids of the examples.
           is_test: bool `[n]`, examples that the source keeps for test; None if the source does not say.
-          is_validation: bool `[n]`, the same for validation; with both, all other examples are for training.
+          is_validation: bool `[n]`, the same for validation; if both are given, all other examples are for training.
         """
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:

@@ -1,13 +1,13 @@
-"""People of a contact graph as rows: own features, features of sampled contacts, and whether the person falls ill.
+"""Makes rows of people: their own features and those of sampled contacts; the label is whether the person falls ill.
 
 tables: columns and files of the tables
-input_tables: reads tables in chunks; keeps bad rows aside
-degree: the bound on rows one person changes, and its proof
+input_tables: reads tables in chunks; makes dead letters of bad rows
+degree: the bound on the rows that one person can change, and its proof
 people: all people as arrays, and their features
-row_steps: counts rows, makes rows unique, exchanges rows
-people_stages: tables to people
+row_steps: helpers of the stages, which count, join and send rows of tables
+people_stages: stages that turn tables into people
 sampling: which contacts fill a row
-rows: settings, and the features of a row
-contact_stages: contacts to rows
+rows: settings; the numbers in a row
+contact_stages: stages that turn contacts into rows
 job: the job
 """

@@ -1,4 +1,4 @@
-"""Makes rows from contacts in two stages: read contacts and send each to both of its people; sample and write."""
+"""Makes rows from contacts: one stage sends each contact to both of its people, the next samples and writes rows."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ _BLOCK_ROWS = 1 << 15
 
 
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
-    """Builds the stages of contacts, which run after the stages of people."""
+    """Builds the two stages that turn contacts into rows; they run after the stages that `people_stages` builds."""
     read, write = (functools.partial(work, rules) for work in (_read_contacts, _write_rows))
     return (
         Stage("read_contacts", tuple(chunks), read, gives=("contacts",), after=(ORDER,)),

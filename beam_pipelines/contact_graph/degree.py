@@ -6,9 +6,9 @@ if its person, one of the person's contacts, or one of the people met changes.
 
 All bounds assume that the following is public: people's silo, group and household, the sizes of households, the number
 of people, and the number of days that durations are divided by (`observed_days`). All bounds also assume that
-neighbouring graphs are well-formed: a person whose rows are unreadable or conflicting, or whose disease states are not
-in the order S, I, R, is left out, which changes the number of rows. A job that refuses input with too many bad rows
-reveals one bit about the input.
+neighbouring graphs are well-formed, because a person whose rows are unreadable or conflicting, or whose disease states
+are not in the order S, I, R, is left out, which changes the number of rows. A job that refuses input with too many bad
+rows reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -57,7 +57,7 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
     adjacency: Literal["replace_one", "replace_special"] = "replace_one"
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """Returns the bound; see `_Bound`."""
+        """Returns the bound on the rows that one person can change."""
         degree = self.max_degree if num_slots else 0
         people = 2 * degree + 1 if self.adjacency == "replace_one" else degree + 1
         return RowInfluence(
@@ -94,7 +94,7 @@ class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=
     max_group_size: Count
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """Returns the bound; see `_Bound`."""
+        """Returns the bound on the rows that one person can change."""
         return RowInfluence(
             "node",
             "replace_one",
@@ -119,7 +119,7 @@ class EdgeLevel(_Bound, tag_field="kind", tag="edge", omit_defaults=True):
     """
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:
-        """Returns the bound; see `_Bound`."""
+        """Returns the bound on the rows that the contacts of one pair can change."""
         return RowInfluence(
             "edge",
             "add_or_remove_one",

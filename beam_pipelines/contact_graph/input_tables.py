@@ -1,4 +1,4 @@
-"""Reads the tables of a population in chunks: returns columns as arrays, and keeps unusable rows aside."""
+"""Reads a population's tables in chunks: returns columns as arrays, and rows that cannot be read as dead letters."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ _BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "t
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Part of one file of a table: a range of row groups, a range of bytes of text, or a whole compressed text."""
+    """Part of one file of a table: a row group of a Parquet file, a range of bytes of a CSV file, or a `.csv.gz`."""
 
     table: str
     path: Path
@@ -47,7 +47,7 @@ class Chunk:
 
     @property
     def source(self) -> str:
-        """Returns the file's name for dead letters, which does not depend on where the folder lies."""
+        """Returns the name that dead letters state for the file; it is the same wherever the population's folder is."""
         return self.path.name if self.path.stem.startswith(self.table) else f"{self.table}/{self.path.name}"
 
 
@@ -66,7 +66,7 @@ class InputRows:
 
 
 def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, ...]:
-    """Finds the files of a table and checks that each has the columns; returns none if there is no such table.
+    """Finds the files of a table and checks that each has the columns; returns no file if there is no such table.
 
     Raises:
       DataError: the table exists twice, or a file cannot be read or lacks a column.
@@ -94,7 +94,7 @@ def _ends_its_last_line(path: Path) -> bool:
 
 
 def chunks_of(table: str, files: Sequence[Path]) -> list[Chunk]:
-    """Divides a table's files into chunks, one for a task."""
+    """Divides a table's files into chunks; each task reads one chunk."""
     chunks = []
     for path in files:
         if path.suffix == ".parquet":
@@ -138,7 +138,7 @@ def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
 
 
 def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Mapping[str, np.ndarray]]:
-    """Reads columns of a whole table, some rows at a time, sorted by the files' names, in the order of their rows.
+    """Reads columns of a whole table, some rows at a time; files are read in the order of their names.
 
     Raises:
       DataError: the table, a column or a value is missing, or a value has the wrong type; names the file.

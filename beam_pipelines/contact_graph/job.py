@@ -1,7 +1,7 @@
 """Runs the contact-graph job: makes a client dataset of people's rows from a population, its contacts and an outbreak.
 
-Clients are silos: regions, wards, school classes. The manifest states how many rows a person can change, for privacy
-plans.
+Clients are silos, such as regions, wards or school classes. The manifest states how many rows one person can change;
+privacy plans read this number.
 """
 
 from collections.abc import Mapping
@@ -27,13 +27,13 @@ _TEXT_BYTES, _GZIP_BYTES = 34, 9
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
-    """Makes rows of a contact graph, or finds the finished dataset.
+    """Makes a client dataset of a contact graph's rows, unless the output already holds that dataset.
 
     `options.input` is the folder of the tables (`beam_pipelines.contact_graph.tables`).
 
     Raises:
       DataError: a table or column is missing, a file is damaged, more than `max_bad_fraction` of a table's rows are
-        unusable, the degree bound does not hold, or the output exists and is something else.
+        unusable, the degree bound does not hold, or the output exists and may not be replaced.
     """
     folder = Path(options.input)
     columns = _columns(options)

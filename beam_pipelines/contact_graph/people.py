@@ -1,7 +1,7 @@
-"""Holds all people of a population, in the order of their rows: arrays in files that all tasks read.
+"""Holds all people of a population as arrays, in the order of their rows; all tasks read the arrays from files.
 
-`person_features` describes a person in bytes, each of which stands for a number between 0 and 1. Values are cut off at
-the ends of fixed ranges. The ranges are public constants: no statistics of the population, the same for all data.
+`person_features` describes a person by bytes; each byte stands for a number between 0 and 1. Values are cut off at the
+ends of fixed ranges. The ranges are public constants, the same for all data, and do not depend on the population.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ _SPARSEST = 8
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """People as arrays `[n]`, sorted by silo, split and id. A person's place is a position in this order.
+    """People as arrays `[n]`, sorted by silo, split and id. A person's place is the position in this order.
 
     Attributes:
       silos: names of the silos, sorted.
-      pid: ids, int64.
-      silo: int32 positions in `silos`.
-      split: int8 positions in `SPLITS`.
-      group: int32 numbers of groups; contacts between people of different groups are left out.
-      features: features of people, uint8 `[n, features]`.
-      infected: int16, the first day in state I, or `NEVER`.
-      recovered: int16, the first day in state R, or `NEVER`.
-      target: int8, whether the person falls ill in the days after the observed days; -1 if that is not known.
+      pid: id of each person, int64.
+      silo: position of each person's silo in `silos`, int32.
+      split: position of the split of each person's rows in `SPLITS`, int8.
+      group: number of each person's group, int32; contacts between people of different groups are left out.
+      features: features of each person, uint8 `[n, features]`.
+      infected: first day in state I, or `NEVER`; int16.
+      recovered: first day in state R, or `NEVER`; int16.
+      target: 1 if the person falls ill in the days after the observed days, 0 if not, -1 if this is not known; int8.
     """
 
     silos: tuple[str, ...]
@@ -86,7 +86,8 @@ class PlaceLookup(NamedTuple):
     Attributes:
       sorted_pid: sorted ids, int64 `[n]`.
       place_of_sorted_pid: place of each sorted id, int32 `[n]`.
-      place_of_pid: int32, the places of all ids from the smallest on, -1 for none; empty if ids are far apart.
+      place_of_pid: place of each number from the smallest id to the largest, int32, -1 for numbers that are no id;
+        empty if ids are far apart.
     """
 
     sorted_pid: np.ndarray
@@ -95,7 +96,7 @@ class PlaceLookup(NamedTuple):
 
     @classmethod
     def of(cls, pids: np.ndarray) -> "PlaceLookup":
-        """Builds the arrays for ids, int64 `[n]`, sorted by place."""
+        """Builds the arrays; `pids` has the id of each place, int64 `[n]`."""
         order = np.argsort(pids, kind="stable").astype(np.int32)
         ids, places = pids[order], np.empty(0, np.int32)
         # Python's integers do not overflow.
@@ -140,7 +141,7 @@ PERSON_FEATURES = (
 def person_features(
     age: np.ndarray, sex: np.ndarray, household_size: np.ndarray, seconds_by_activity: np.ndarray
 ) -> np.ndarray:
-    """Describes people: uint8 `[n, features]`, in the order of `PERSON_FEATURES`.
+    """Returns the features of people, uint8 `[n, features]`, in the order of `PERSON_FEATURES`.
 
     Args:
       age: ages in years, `[n]`.
@@ -161,5 +162,5 @@ def person_features(
 
 
 def to_bytes(values: np.ndarray) -> np.ndarray:
-    """Converts numbers, cut off at 0 and 1, to bytes: uint8 of the same shape, rounded to multiples of 1/255."""
+    """Cuts numbers off at 0 and 1, and stores them as bytes, rounded to multiples of 1/255: uint8 of the same shape."""
     return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Makes `People` from the tables about people, in stages: read, join to households and places, describe, sort."""
+"""Makes `People` from the tables about people; stages read, join households and places, describe, and sort people."""
 
 import functools
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Handles rows of tables: counts rows, makes rows unique, finds rows, drops rows, sends rows as pieces."""
+"""Handles rows of tables: counts and drops rows, makes ids unique, finds people, divides rows among partitions."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -16,18 +16,18 @@ Columns = Mapping[str, np.ndarray]
 
 
 def chosen_rows(columns: Columns, chosen: np.ndarray) -> Columns:
-    """Returns the chosen rows; `chosen` is bool `[n]`, or positions of rows."""
+    """Returns the chosen rows; `chosen` has a bool for each row, or the positions of rows."""
     return {name: values[chosen] for name, values in columns.items()}
 
 
 def scatter_by_id(table: str, key: str, num_partitions: int, columns: Columns) -> Iterator[Piece]:
-    """Divides rows into pieces by the ids in a column; the ids are spread evenly over the partitions."""
+    """Divides rows into pieces, one for each partition, by the ids in column `key`; ids are spread evenly."""
     partitions = (keyed_uint64(0, "partition", columns[key]) % np.uint64(num_partitions)).astype(np.int64)
     return scatter(table, partitions, num_partitions, columns)
 
 
 def scatter(table: str, partitions: np.ndarray, num_partitions: int, columns: Columns) -> Iterator[Piece]:
-    """Divides rows into pieces by partition; `partitions` is int64 `[n]`, each column is `[n]`."""
+    """Divides rows into pieces, one for each partition; `partitions` has the partition of each row, int64 `[n]`."""
     # NumPy sorts small integers faster.
     order = np.argsort(partitions.astype(np.uint16 if num_partitions <= 2**16 else np.int64), kind="stable")
     ends = np.cumsum(np.bincount(partitions, minlength=num_partitions))
@@ -54,7 +54,7 @@ _MOST_LETTERS = 1000
 
 
 def count_read_rows(context: TaskContext, table: str, rows: InputRows) -> None:
-    """Counts rows of a chunk as read, and keeps unreadable rows as dead letters."""
+    """Counts rows of a chunk as read, and keeps dead letters for the rows that could not be read."""
     context.count(table, READ, len(rows) + len(rows.letters))
     context.letters.extend(rows.letters)
     for letter in rows.letters:
@@ -62,7 +62,7 @@ def count_read_rows(context: TaskContext, table: str, rows: InputRows) -> None:
 
 
 def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Columns:
-    """Sorts rows by id and makes ids unique: of identical rows one is kept, differing rows of an id are all dropped."""
+    """Sorts rows by id and makes ids unique: keeps one of identical rows; drops all rows of an id whose rows differ."""
     ordered = chosen_rows(rows, np.argsort(rows[key], kind="stable"))
     ids = ordered[key]
     is_repeat = np.zeros(len(ids), bool)
@@ -79,7 +79,7 @@ def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Co
 
 
 def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the positions of ids in a sorted array, and whether each id is there; if not, its position is arbitrary."""
+    """Returns each wanted id's position in the sorted `ids` (arbitrary if it is missing), and whether it is there."""
     if not len(ids):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -89,9 +89,9 @@ def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
 def rows_of_people(
     table: str, rows: Columns, pids: np.ndarray, is_sound: np.ndarray, reason: Reason, context: TaskContext
 ) -> tuple[Columns, np.ndarray]:
-    """Keeps the valid rows of known people, and finds the people's positions in the sorted `pids`; counts all rows.
+    """Returns the valid rows of known people, and for each such row the person's position in the sorted `pids`.
 
-    Drops rows of unknown people, and for `reason` the rows that are not valid; `is_sound` is bool `[rows]`.
+    Drops rows of unknown people and, for `reason`, rows whose `is_sound` (bool `[rows]`) is false; counts all rows.
     """
     places, is_known = find_places(pids, rows["pid"])
     used = is_known & is_sound
@@ -102,14 +102,14 @@ def rows_of_people(
 
 
 def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext) -> None:
-    """Counts rows as dropped, and keeps the ids of the first dropped rows as dead letters."""
+    """Counts the rows with these ids as dropped for a reason, and keeps dead letters for the first of them."""
     context.count(table, reason, len(ids))
     first = ids[:_MOST_LETTERS].tolist()
     context.letters.extend(DeadLetter(table, str(identifier), None, reason, "") for identifier in first)
 
 
 def as_ids(values: np.ndarray) -> tuple[np.ndarray, Columns]:
-    """Replaces the values of any column by numbers, their hashes; returns the numbers and the text of each number."""
+    """Hashes a column's values; returns each row's hash, int64, and a table of the hashes and the values as text."""
     encoded = pyarrow.array(values).dictionary_encode()
     texts = [str(value) for value in encoded.dictionary.to_pylist()]
     digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]

@@ -1,9 +1,9 @@
-"""Says how people become rows, and builds the features that the model learns from: from 0 to 1, stored as bytes.
+"""Defines how people become rows, and computes the numbers in a row; each is from 0 to 1 and stored as a byte.
 
 A row describes the days before the row's start. The layout `slots` has a block for each sampled contact, as in the
 winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
 blocks over all slots, empty slots included, and for each day the time spent with infectious people. `exposure` has ten
-numbers: how many contacts were infectious in the last days, and for how long they were met. With fewer numbers in a
+numbers: how many contacts were infectious in the last days, and how long these were met. With fewer numbers in a
 row, noise on gradients drowns less of the signal.
 """
 
@@ -37,7 +37,7 @@ class RowLayout:
 
     Attributes:
       kind: `slots`, `summary` or `exposure`.
-      num_slots: S, the number of sampled contacts; 0 for rows without contacts, in every kind.
+      num_slots: S, the number of sampled contacts; 0 for rows without contacts, whatever the kind.
       window_days: number of days of history.
       observed_days: number of days over which durations of contacts are summed.
     """
@@ -67,7 +67,7 @@ class RowLayout:
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Returns, for each exposure, the number of last days that the exposure is a mean over."""
+        """Returns the lengths, in days before the row's start, of the periods over which exposures are averaged."""
         return tuple(span for span in _LATELY if span <= self.window_days)
 
     @property
@@ -133,7 +133,7 @@ class ContactGraphOptions(JobOptions):
     num_shards: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the parameters of any job and, in the same mapping, the settings of rows."""
+        """Returns one mapping with the parameters that every job has and the settings of rows."""
         own = super().parameters()
         return {
             name: value for key in own for name, value in (own[key].items() if key == "rows" else [(key, own[key])])

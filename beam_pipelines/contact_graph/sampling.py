@@ -1,8 +1,8 @@
 """Chooses which contacts fill the slots of a person's row.
 
-The choice depends on the seed and on the ids of the person and of the people met. It uses all 64 bits of a keyed hash,
-so the number of people in a partition does not matter. The order by silo, split and id decides between equal hashes.
-This order depends on nobody else either, because contacts lie in one silo and the split is a hash of the id.
+The choice depends only on the seed and on the ids of the person and of the people met. It compares keyed hashes of 64
+bits, so the number of people in a partition does not matter. If hashes are equal, the order by silo, split and id
+decides. This order depends on nobody else either, because contacts lie in one silo and the split is a hash of the id.
 """
 
 from typing import NamedTuple
@@ -16,8 +16,8 @@ class Contacts(NamedTuple):
     """Single contacts as seen by one of their two people, the owner: arrays `[n]`.
 
     Attributes:
-      owner: person whose row the contact is for, int64, counted from the first person of the partition.
-      other: person met by the owner, int64, a place among all people.
+      owner: person whose row the contact is for, as a position from the partition's first person, int64.
+      other: person met by the owner, as a place among all people, int64.
       start: start of the contact in seconds since midnight, int32.
       duration: duration of the contact in seconds, int32.
       activity: activity of the owner, 1 to 7, int8.
@@ -31,13 +31,13 @@ class Contacts(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs of people, each with all contacts of the owner with the other person: arrays `[pairs]`, sorted by owner.
+    """Pairs of an owner and a person met, each with a summary of all their contacts: arrays `[pairs]`, sorted by owner.
 
     Attributes:
       owner: as in `Contacts`.
       other: as in `Contacts`.
       slot: position of the pair in the owner's row, from 0.
-      start: start of the earliest contact in the day, in seconds since midnight.
+      start: start of the contact that begins earliest in the day, in seconds since midnight.
       duration: total duration of all contacts in seconds.
       count: number of contacts.
       activities: uint8 with bit a - 1 set if the owner had activity a in some contact.
@@ -55,11 +55,11 @@ class Pairs(NamedTuple):
 def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
     """Merges all contacts of an owner with the same other person into one pair, sorted by owner and other.
 
-    `slot` numbers each owner's pairs in that order, from 0.
+    In the result, `slot` numbers each owner's pairs in this order, from 0.
 
     Args:
       contacts: contacts in any order.
-      num_people: number of all people, above every `other`.
+      num_people: number of all people; every `other` is smaller.
     """
     key = contacts.owner * num_people + contacts.other
     order = np.argsort(key)
@@ -88,7 +88,7 @@ def share_repeated(contacts: Contacts) -> float:
 
 
 def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
-    """Samples for each owner the `num_slots` pairs with the smallest keyed hashes of both ids, ties by place.
+    """Chooses each owner's `num_slots` pairs with the smallest keyed hashes of both ids (if equal, the first by place).
 
     Args:
       pairs: pairs sorted by owner and other.

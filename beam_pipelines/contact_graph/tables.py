@@ -1,7 +1,7 @@
 """Defines the tables of the US/UK PETs pandemic challenge: their columns and files.
 
-A population is a folder with one file per table (`person.parquet`, `person.csv`, `person.csv.gz`) or one folder of
-files (`person/part-00000.parquet`), and `about.json`: see `write_about`.
+A population is a folder. It has each table as one file (`person.parquet`, `person.csv` or `person.csv.gz`) or as one
+folder of files (`person/part-00000.parquet`), and may have `about.json`; see `write_about`.
 """
 
 import json
@@ -54,7 +54,7 @@ _ABOUT_FILE = "about.json"
 
 
 def write_about(folder: Path, about: Mapping[str, Any]) -> None:
-    """Writes `about.json`: `observed_days` (days over which durations are summed) and the origin of the tables."""
+    """Writes `about.json`: `observed_days` (number of days over which durations are summed) and the tables' origin."""
     replace_text(folder / _ABOUT_FILE, json.dumps(about, indent=2) + "\n")
 
 
@@ -88,5 +88,5 @@ def paths_of(folder: Path, table: str) -> list[Path]:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of a column with plain strings, as in CSV, instead of dictionary-encoded strings."""
+    """Returns a column's type; dictionary-encoded strings become plain strings, as in CSV."""
     return kind.value_type if isinstance(kind, pa.DictionaryType) else kind

@@ -1,8 +1,8 @@
 """Counts the records that a job read, kept and dropped, and checks that none was lost in between.
 
-Tasks count by name: `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or client), an
-example, or a row of a table. The check finds a record lost between two stages only if the record is counted as read in
-the first stage, and as kept or dropped in the second.
+Tasks count under the names `<record>/read`, `<record>/kept` and `<record>/<reason>`; a record is a user (or
+client), an example, or a row of a table. The check finds a record lost between two stages only if the record is counted
+as read in the first stage, and as kept or dropped in the second.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ READ, KEPT = "read", "kept"
 
 
 def count_users(context: TaskContext, what: str, users: int, examples: int) -> None:
-    """Counts users (or clients) and their examples as `READ`, `KEPT`, or dropped for a reason."""
+    """Counts users (or clients) and examples; `what` is `READ`, `KEPT`, or the `Reason` why they are dropped."""
     context.count(USERS, what, users)
     context.count(EXAMPLES, what, examples)
 
@@ -48,11 +48,11 @@ class Counts:
 
     @property
     def rows(self) -> dict[str, RecordCounts]:
-        """Returns the counts of rows by table, without users and examples."""
+        """Returns the counts of each table's rows; the counts of users and examples are left out."""
         return {kind: counts for kind, counts in self.records.items() if kind not in (USERS, EXAMPLES)}
 
     def worst_input(self) -> tuple[str, RecordCounts, float]:
-        """Returns the kind of record (not users) with the largest share of dead letters, its counts, and that share."""
+        """Returns the kind of record (not users) with the largest share of dead letters, its counts, and this share."""
         shares = {
             kind: sum(number for reason, number in counts.dropped.items() if Reason(reason).is_bad_input)
             / max(counts.read, 1)
@@ -63,7 +63,7 @@ class Counts:
         return worst, self._of(worst), shares.get(worst, 0.0)
 
     def describe_dropped(self, kind: str) -> str:
-        """Lists reasons with their counts, the most frequent first, on one line."""
+        """Lists on one line why records of a kind were dropped, with counts, the most frequent reason first."""
         if kind == EXAMPLES:
             ordered = sorted(self.dropped.items(), key=lambda item: (-item[1].examples, item[0]))
             return ", ".join(f"{reason}: {tally.users} users, {tally.examples} examples" for reason, tally in ordered)
@@ -75,7 +75,7 @@ class Counts:
 
 
 def add_up(counts: Mapping[str, int]) -> Counts:
-    """Sorts the sums of tasks' counts by kind; raises RuntimeError if records were lost or counted twice."""
+    """Groups a job's summed counts by kind of record; raises RuntimeError if records were lost or counted twice."""
     by_kind: dict[str, Counter[str]] = {}
     for name, number in counts.items():
         kind, _, what = name.partition("/")

@@ -1,4 +1,4 @@
-"""Runs the job that makes a client dataset of users' raw data (`tff_pdp.data.manifest` describes the folder)."""
+"""Runs the job that makes a client dataset (see `tff_pdp.data.manifest`) of users' raw data."""
 
 import dataclasses
 import functools
@@ -76,7 +76,7 @@ class _UserRow(NamedTuple):
 
     @property
     def is_held_out(self) -> bool:
-        """Tells whether the source keeps all examples out of training, as where whole users are kept for test."""
+        """Tells whether the source keeps all examples out of training, as it does if whole users are kept for test."""
         stated = [one for one in (self.is_test, self.is_validation) if one is not None]
         return bool(stated) and bool(np.logical_or.reduce(stated).all())
 
@@ -238,7 +238,7 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
-    """Prepares a client dataset, or finds it finished; raises DataError as `run_dataset_job` does."""
+    """Makes a client dataset, unless the output already holds it; raises DataError as `run_dataset_job` does."""
     if raw.has_test_examples and options.split_by == "user":
         raise DataError(f"{options.input}: has test examples of its own, so split_by must be sample, not user")
     features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)

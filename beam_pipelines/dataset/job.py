@@ -43,12 +43,12 @@ class DatasetJob:
     """Job that is ready to run.
 
     Attributes:
-      parameters: everything besides the input files that decides the content, as JSON values.
-      sources: the input files.
+      parameters: everything, besides the input files, that decides the dataset's content; JSON values.
+      sources: names and hashes of the input files.
       features: shape and types of the written examples.
       num_shards: number of shards that the last stage writes.
-      stages: stages, which write the shards and dead letters.
-      row_influence: bound on the rows that one person or pair can change, for rows of a contact graph.
+      stages: stages of the job; they write the shards and dead letters.
+      row_influence: bound on the rows that one person or pair can change; None if rows are independent.
     """
 
     parameters: Mapping[str, Any]
@@ -59,7 +59,7 @@ class DatasetJob:
     row_influence: RowInfluence | None = None
 
     def config_hash(self) -> str:
-        """Hashes everything that decides the content; jobs that write the same dataset have equal hashes."""
+        """Hashes everything that decides the dataset's content; jobs that write the same dataset have equal hashes."""
         content = {
             "format_version": FORMAT_VERSION,
             "parameters": self.parameters,
@@ -69,11 +69,11 @@ class DatasetJob:
 
 
 def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
-    """Writes a client dataset, or finds the finished dataset.
+    """Writes a client dataset, unless the output already holds that dataset.
 
     Raises:
       DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable; no client is left; or the
-        output exists and may not be replaced. Nothing is then written under the output's name.
+        output exists and may not be replaced. After an error, nothing has been written under the output's name.
     """
     # Imports Beam, which the description of a job does not need.
     from beam_pipelines.engine.run import run_stages

@@ -1,6 +1,6 @@
-"""Manages the folder that a job writes before the output gets its name: what a killed job leaves never looks complete.
+"""Manages the folder in which a job prepares its output; what a killed job leaves there never looks complete.
 
-The files, shards and their index, are byte-deterministic.
+Jobs with the same input and options write shards and an index with the same bytes.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
     """Yields a hidden folder beside `output` for this process alone, and removes the folder when the job has ended.
 
-    After a killed job, the next job with the same key resumes with the files left; a job with another key clears them.
-    A job that ends with an error of the input leaves nothing. A publication that was killed is completed first.
+    If a job was killed, the next job with the same key resumes with its files; a job with another key removes them.
+    A job that ends with an error of the input leaves nothing. A publication that was interrupted is completed first.
 
     Args:
       output: folder that the job will write.
-      resume_key: key that jobs share if one may resume with the other's files; empty for a job that starts anew.
+      resume_key: key; jobs with equal keys may resume with each other's files; empty for a job that starts anew.
 
     Raises:
       DataError: another job is writing the same output.
@@ -57,7 +57,7 @@ def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
 
 
 def publish(staging: Path, output: Path) -> None:
-    """Marks a dataset as finished and renames it to `output`, replacing a dataset there."""
+    """Marks a dataset as finished and renames its folder to `output`; an older dataset of this name is replaced."""
     # Removed first: a job that resumes needs all of the other files.
     remove(staging / _RESUME_FILE)
     published = {*_PUBLISHED_FOLDERS}
@@ -95,10 +95,10 @@ def _replaced(output: Path) -> Path:
 
 
 def keep_dead_letters(staging: Path, destination: Path) -> None:
-    """Moves the dead letters of a failing job out of the staging folder, replacing those of an earlier job.
+    """Moves a failing job's dead letters out of the staging folder; they replace those of an earlier job.
 
     Raises:
-      DataError: the destination exists and holds something else than dead letters.
+      DataError: the destination exists and holds anything but dead letters.
     """
     if destination.exists() and not (
         destination.is_dir() and all(path.suffix == ".jsonl" for path in destination.iterdir())
@@ -160,7 +160,7 @@ class Extent:
 
 
 def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
-    """Writes a shard from extents, made one at a time and sorted by client and split, and the index of their places."""
+    """Writes a shard and its index; the extents, sorted by client and split, are made one at a time."""
     rows, offset = [], 0
     with atomic_file(staging / shard_name(shard, num_shards)) as file:
         for extent in extents:
@@ -174,7 +174,7 @@ def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Ex
 
 
 def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
-    """Joins the indices of all shards into one index, sorted by client, split and shard."""
+    """Joins the indices of all shards into one, sorted by client, split and shard; writes it and returns it."""
     parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
     order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
     index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()

@@ -1,6 +1,6 @@
 """Runs the stages of a job.
 
-stages: stages of a job; pieces as bytes and in files
-tasks: one task in a worker, its report; workers end with their job
-run: runs and watches stages in one Beam pipeline each, or all in one
+stages: stages of a job; stores pieces of tables as bytes and in files
+tasks: runs one task in a worker and writes its report; ends workers when their job ends
+run: runs and watches stages, each in a Beam pipeline of its own or all in one pipeline
 """

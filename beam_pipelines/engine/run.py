@@ -1,8 +1,8 @@
 """Runs stages on a Beam runner and watches them: each stage in a pipeline of its own, or all stages in one.
 
-In one pipeline, Beam groups the pieces by partition between the stages. Between pipelines, pieces lie in files. A task
-then holds only the pieces of its own partition in memory, so the largest partition bounds the memory, whatever the size
-of the input. A job that was killed resumes with the unfinished tasks.
+If all stages are one pipeline, Beam groups the pieces by partition between them. If each stage is a pipeline, pieces
+lie in files between stages: a task holds only the pieces of its own partition in memory, so the largest partition
+bounds the memory, whatever the size of the input, and a job that was killed resumes with the unfinished tasks.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ def run_stages(stages: Sequence[Stage], folder: Path, *, is_staged: bool, flags:
     """Runs stages and returns the sums of their tasks' counts.
 
     Args:
-      stages: stages in order: `takes` and `after` name only earlier stages.
-      folder: staging folder, which every worker sees under this name. With `is_staged`, tasks that have ended there are
-        not run again.
+      stages: stages in order; the `takes` and `after` of a stage refer to earlier stages only.
+      folder: staging folder; every worker must see it under this name. With `is_staged`, tasks that have a report in it
+        are not run again.
       is_staged: whether each stage is a pipeline of its own, with files between pipelines; otherwise all stages are one
         pipeline, and the runner carries the pieces.
       flags: Beam's flags, including `--runner=...`.
@@ -168,7 +168,7 @@ class _OfJob(beam.DoFn):
         self._job = os.getpid()
 
     def setup(self) -> None:
-        """Makes the worker end with its job."""
+        """Makes the worker end when its job ends."""
         end_with(self._job)
 
 

@@ -1,7 +1,7 @@
 """Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later stage.
 
 Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
-Arrow IPC stream of one batch, whose schema names its table and its origin. A file has the pieces of one task, then a
+Arrow IPC stream of one batch, whose schema names its table and its origin. A file holds the pieces of one task, then a
 table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition, offset, length), then the
 number of pieces as int64.
 """
@@ -81,7 +81,7 @@ class Stage:
 
 
 def partition_stage(name: str, num_partitions: int, work: Work, takes: tuple[str, ...], **others: Any) -> Stage:
-    """Builds a stage with a task for each partition of the tables in `takes`; other arguments are as in `Stage`."""
+    """Builds a stage with a task for each partition of the tables in `takes`; `others` are arguments of `Stage`."""
     return Stage(name, tuple(range(num_partitions)), work, takes=takes, **others)
 
 
@@ -89,7 +89,7 @@ _TABLE, _ORIGIN = b"table", b"origin"
 
 
 def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
-    """Packs a piece as bytes; `origin` is the stage, task and order by which the pieces of a partition are sorted."""
+    """Packs a piece as bytes. The pieces of a partition are sorted by `origin`: stage, task, and order in the task."""
     metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
     batch = piece.batch.replace_schema_metadata(metadata)
     sink = pyarrow.BufferOutputStream()
@@ -99,7 +99,7 @@ def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
 
 
 def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatch]]:
-    """Unpacks batches by table, sorted by origin. Empty bytes are ignored."""
+    """Unpacks pieces; returns the batches of each table, sorted by origin. Empty bytes are ignored."""
     found: list[tuple[list[int], str, pyarrow.RecordBatch]] = []
     for content in encoded:
         if content:
@@ -115,7 +115,7 @@ def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatc
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, gives: Sequence[str]) -> None:
-    """Writes a task's pieces, one at a time as they are made."""
+    """Writes a task's pieces to a file, each piece as soon as it is made."""
     contents: list[tuple[int, int, int, int]] = []
     offset = 0
     # The file is only for later stages of this job, and a power cut ends those too.
@@ -130,7 +130,7 @@ def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, giv
 
 
 def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[bytes]:
-    """Reads the pieces of a file that belong to one partition of the tables with these numbers."""
+    """Reads a file's pieces of one partition; `tables` are the numbers of their tables in the stage's `gives`."""
     status = path.stat()
     contents = _contents(path, status.st_ino, status.st_mtime_ns)
     chosen = contents[(contents[:, 1] == partition) & np.isin(contents[:, 0], list(tables))]

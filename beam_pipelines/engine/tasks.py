@@ -26,7 +26,7 @@ _GENERATIONS = 3
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """Outcome of a task: counts of records, and the error that ends the job, or an empty text."""
+    """Outcome of a task: counts of records, and the message of the error that ends the job, empty if there is none."""
 
     counts: Mapping[str, int]
     error: str
@@ -55,8 +55,8 @@ def _path(folder: Path, stage: str, task: int) -> Path:
 class TaskRun:
     """One run of a task; the caller takes all pieces, stores them, and then calls `report`.
 
-    An error that the user can mend ends the pieces and goes into the report; the job finds it there and fails. If it
-    were raised here, the runner's stack traces would bury it.
+    A `UserError` ends the pieces without being raised; its message goes into the report, and the job fails with this
+    message. If the error were raised in the worker, the runner's stack traces would bury its message.
     """
 
     def __init__(self, stage: Stage, number: int, tables: Mapping[str, list[pyarrow.RecordBatch]], folder: Path):
@@ -78,7 +78,7 @@ class TaskRun:
             self._error = str(error)
 
     def report(self) -> None:
-        """Writes the task's report and, unless an error has ended the task, first its dead letters."""
+        """Writes the task's dead letters, unless an error has ended the task, and then its report."""
         context, stage = self._context, self._stage.name
         lines = sorted(json.dumps(dataclasses.asdict(letter)) for letter in context.letters)
         # A second run of the same task writes the same bytes.
@@ -91,7 +91,7 @@ class TaskRun:
 
 
 def end_with(job: int) -> None:
-    """Makes this process end when the job's process, number `job`, is gone, if this process is a worker of the job."""
+    """Makes this process, if it is a worker of the job, end when the job's process (with the id `job`) is gone."""
     if os.getpid() != job and hasattr(os, "pidfd_open"):
         _watch(job)
 

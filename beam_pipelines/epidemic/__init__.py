@@ -1,9 +1,9 @@
-"""Populations and outbreaks as tables of the US/UK PETs pandemic challenge: generated, or from real contacts.
+"""Writes populations (generated or real) and simulated outbreaks as tables of the US/UK PETs pandemic challenge.
 
 table_writer: writes tables as Parquet or CSV, atomically
-community: one community: households, places, meetings
-population: a population of any size
-socio_patterns: real contacts of SocioPatterns as tables
-outbreak: an outbreak on contacts, day by day
+community: generates one community: households, places, contacts
+population: generates a population of any size
+socio_patterns: writes real contacts of SocioPatterns as tables
+outbreak: simulates an outbreak on contacts, day by day
 sources: the sources `contact_graph` and `simulated_outbreak`
 """

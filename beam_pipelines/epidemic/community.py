@@ -1,6 +1,6 @@
-"""Generates one community of a population: households, places that people go to, and meetings there.
+"""Generates one community of a population: households, places that people go to, and contacts at home and at places.
 
-A community is made in memory (about 100 bytes a contact). The proportions are round numbers of the right order for a
+A community is made in memory (about 100 bytes a contact). All proportions are round numbers of the right order for a
 town, not estimates for any country.
 """
 
@@ -60,7 +60,7 @@ class Community:
     Attributes:
       person: columns pid, hid, person_number, age, sex. The hid of a household is the pid of its first person.
       places: columns place (0, 1, ...) and activity; each place has one activity.
-      visits: columns member (0 for the first person), place and activity: a person and a place that the person goes to.
+      visits: columns member (0 for the first person), place and activity; a row for each place that a person goes to.
     """
 
     person: Columns
@@ -123,8 +123,8 @@ def meet_at_places(community: Community, num_rows: int, generator: np.random.Gen
     """Makes `num_rows` contacts at places, with the columns of `meet_at_home`; none if nobody has a partner.
 
     People differ in how sociable they are, and meet more people at larger places: the numbers of contacts have a long
-    tail. Partners go to the same place. Partners who are close in the place's list, as in a class or a team, are more
-    frequent.
+    tail. Two people who meet go to the same place. Neighbours in the place's list, like members of one class or team,
+    meet more often.
     """
     order = np.argsort(community.visits["place"], kind="stable")
     member, place, activity = (community.visits[name][order] for name in ("member", "place", "activity"))
@@ -164,10 +164,10 @@ def draw_times(activity: NDArray, generator: np.random.Generator) -> tuple[NDArr
 
 
 def keep_within_bound(first: NDArray, second: NDArray, num_people: int, bound: int) -> NDArray:
-    """Chooses contacts, bool `[rows]`, so that nobody meets more than `bound` different people.
+    """Returns which contacts to keep, bool `[rows]`, so that nobody meets more than `bound` different people.
 
     All contacts of a pair of people are kept or dropped together. A pair is kept if it is among the first `bound` pairs
-    of both people, in the order of their first contacts. Some people may keep fewer pairs than `bound` allows.
+    of each of the two; pairs are ordered by their first contact. Some people may keep fewer pairs than `bound` allows.
 
     Args:
       first: one person of each contact, `[rows]`, from 0 to num_people - 1.

@@ -1,4 +1,4 @@
-"""Simulates an outbreak on contacts day by day, and writes tables to train a forecast on and to test it.
+"""Simulates an outbreak on contacts day by day, and writes the tables for training and testing a forecast.
 
 Everyone is susceptible (S), infectious (I) or recovered (R). A contact with an infectious person infects with
 probability 1 - exp(-rate * hours of contact that day), independently of other contacts. So a person with a total of h
@@ -39,7 +39,7 @@ class Contacts:
 
     Attributes:
       pids: ids of people, int64 `[people]`, ascending.
-      seconds: total seconds of each pair, int32 `[people, people]`, each pair either above or below the diagonal.
+      seconds: total seconds of each pair, int32 `[people, people]`; a pair has one entry, above or below the diagonal.
       observed_days: number of days over which durations are summed.
     """
 
@@ -54,7 +54,7 @@ class Contacts:
 
 
 def read_contacts(folder: Path) -> Contacts:
-    """Reads the tables person and population_network; needs 12 bytes for each contact row while reading, then 20.
+    """Reads the tables person and population_network; needs up to 20 bytes of memory for each contact row.
 
     Raises:
       DataError: a table is missing or malformed, a pid occurs twice in person, a contact's pid is not in person, or a
@@ -178,7 +178,7 @@ class OutbreakSummary:
 
     @property
     def peak_day(self) -> int:
-        """Returns the first of the days after day 0 with the most infections."""
+        """Returns the day with the most infections, day 0 excluded; the first such day if there are several."""
         return 1 + int(np.argmax(self.daily_infections[1:]))
 
     def text(self) -> str:
@@ -206,8 +206,8 @@ def simulate_outbreak(
       options: settings of the outbreak.
       output: folder to write; None for the population's folder.
       table_format: format of the written tables.
-      sparse: leave out rows with state S, so that a day without a row means S.
-      overwrite: replace the tables.
+      sparse: whether to leave out rows with state S, so that a day without a row means S.
+      overwrite: whether to replace tables that exist.
 
     Raises:
       DataError: a table is missing or malformed, a contact's pid is not in person, or a table to write exists.
@@ -239,7 +239,7 @@ def simulate_outbreak(
 def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Iterator[NDArray[np.int8]]:
     """Yields the states of all people, int8 `[people]`, on each of the observed and target days.
 
-    The next day's states show an infection or a recovery. `rate` is in infections per hour of contact.
+    An infection or a recovery shows in the states of the next day. `rate` is in infections per hour of contact.
 
     Raises:
       ConfigError: there are more initial infections than people.
@@ -268,7 +268,7 @@ def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Itera
 
 
 def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
-    """Returns infections per hour of contact, stated or from the reproduction number; 0 if nobody meets."""
+    """Returns infections per hour of contact: as in `options`, or from the reproduction number (0 if nobody meets)."""
     if options.transmission_rate is not None:
         return options.transmission_rate
     # Each contact counts for both people.
@@ -278,7 +278,7 @@ def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
 
 
 def uniform(seed: int, purpose: int, day: int, pids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draws a number from [0, 1) for each person, a function of seed, purpose, day and the person's pid alone.
+    """Draws a number from [0, 1) for each person; it depends on seed, purpose, day and the person's pid alone.
 
     The mixing function is SplitMix64's (Steele, Lea and Flood, 2014, doi 10.1145/2714064.2660195).
     """

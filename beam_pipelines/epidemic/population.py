@@ -80,7 +80,7 @@ def generate_population(
     """Writes the tables person, household, locations, population_network and, by option, activity_location_assignment.
 
     People are numbered 1, 2, ...; people of a community have consecutive numbers, and so have people of a region. Most
-    contacts are within a community; the share `_TRAVEL_SHARE` is between people of any communities.
+    contacts are within a community; the share `_TRAVEL_SHARE` is between people of any two communities.
 
     Raises:
       DataError: the folder has one of the tables, and `overwrite` is false.

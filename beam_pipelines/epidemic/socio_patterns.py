@@ -56,8 +56,8 @@ class ImportSummary:
 
     Attributes:
       num_people: number of people in table person.
-      num_without_contacts: number of people in the metadata alone.
-      num_without_metadata: number of people in the contacts alone.
+      num_without_contacts: number of people who are in the metadata, but not in the contacts.
+      num_without_metadata: number of people who are in the contacts, but not in the metadata.
       num_rows: number of rows in table population_network.
       num_repeated: number of rows of the contact file that repeat another row; they are left out.
       num_self_contacts: number of rows with equal i and j; they are left out.
@@ -95,10 +95,10 @@ def import_contacts(
     """Writes the tables person, household and population_network, and `about.json`.
 
     A row of population_network is an unbroken run of steps in which two people faced each other; a run that began
-    before midnight may end after midnight. Durations are summed over all days; divided by `options.observed_days`,
-    which `about.json` records, they are daily means.
+    before midnight may end after midnight. Durations are sums over all days; `about.json` records
+    `options.observed_days`, by which readers divide the durations to get daily means.
 
-    People are all people in the metadata or in the contacts. The set of participants is treated as public, even if only
+    The population is all people in the metadata or contacts. The set of participants is treated as public, even if only
     contacts name some of them. Each person has a household of one. Ages are `UNKNOWN_AGE`. Sex and `region` are
     `UNKNOWN_SEX` and `UNKNOWN_REGION` unless the metadata have them.
 
@@ -150,11 +150,11 @@ def find_runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Joins consecutive steps of each pair into runs.
 
     Args:
-      rows: `[rows, 3]`: the start of a step of `STEP` seconds, and the two people, in any order.
+      rows: `[rows, 3]`, in any order: start of a step of `STEP` seconds, one person, the other person.
 
     Returns:
-      The runs `[runs, 4]`: pid1 < pid2, start and duration, sorted by these columns; and the number of rows that
-      repeated another row. Overlapping steps of a pair, as from two clocks, are joined too.
+      The runs, with columns pid1, pid2 (above pid1), start and duration, `[runs, 4]`, sorted by these columns; and the
+      number of rows that repeated another row. Overlapping steps of a pair, as two clocks give them, are joined too.
     """
     steps = np.stack([rows[:, 1:].min(axis=1, initial=2**62), rows[:, 1:].max(axis=1, initial=-1), rows[:, 0]], axis=1)
     steps, num_rows = np.unique(steps, axis=0), len(steps)

@@ -58,7 +58,7 @@ class ContactGraph(SourceSettings):
     rows: RowSettings
 
     def build(self, workspace: Path) -> People:
-        """Describes the tables.
+        """Describes the population's tables to the job.
 
         Raises:
           ConfigError: `input_shape` or `num_classes` differs from the rows.
@@ -151,7 +151,7 @@ def promised_influence(manifest: Manifest) -> RowInfluence | None:
     """Returns the bound on rows that one person, or one pair's contacts, can change; None if rows are independent.
 
     Raises:
-      DataError: the manifest's bound is not the bound that its parameters give.
+      DataError: the manifest's bound differs from the bound that follows from the manifest's parameters.
     """
     parameters = manifest.parameters
     if parameters.get("source") == SOURCE:

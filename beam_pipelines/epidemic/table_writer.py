@@ -41,7 +41,7 @@ class TableWriter:
       folder: folder of the population; made if it does not exist.
       table: name of the table, a key of `TABLES`.
       table_format: format of the table.
-      overwrite: replace the table if the folder has it already, in any format.
+      overwrite: whether to replace the table if the folder has it already, in any format.
 
     Raises:
       DataError: the folder has the table already and `overwrite` is false.
@@ -70,7 +70,7 @@ class TableWriter:
         return self
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Adds rows, given as an array (NumPy or Arrow) of each column; all arrays have the same length."""
+        """Adds rows; `columns` has an array (NumPy or Arrow) for each column, all of the same length."""
         arrays = [_as_array(columns[field.name], field.type) for field in self._schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         while batch.num_rows:

@@ -144,7 +144,7 @@ def load_array_pickle(content: bytes) -> Any:
 
 
 class PickledArray:
-    """Array as a pickle states it, checked here because NumPy would accept a forged or damaged array."""
+    """Array as a pickle describes it; it is checked here because NumPy would accept a forged or damaged array."""
 
     def __init__(self, *_: Any):
         self._state: tuple[Any, ...] = ()

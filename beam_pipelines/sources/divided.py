@@ -12,9 +12,9 @@ Visual Classification"; McMahan et al., "Communication-Efficient Learning of Dee
 Unlike the published code of Shamsian et al., `classes` leaves no image over by rounding.
 
 Rotated and masked MNIST has silos in known clusters, with an adjustable difference between the silos of a cluster (Liu,
-appendix B.1). The images are shuffled and divided evenly. Groups of silos, equal in size, differ in rotation. Each silo
-lays its own mask over all its images: on a grid of patches of 2 x 2 pixels, each patch is white with a given
-probability.
+appendix B.1). The images are shuffled and divided evenly. Silos form groups of equal size, and each group has its own
+rotation. Each silo lays its own mask over all its images: on a grid of patches of 2 x 2 pixels, each patch is white
+with a given probability.
 """
 
 import functools
@@ -66,7 +66,7 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
     classes_per_client: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns, for each side, the positions of each client's images; `shares` draws the shares for both sides.
+        """Returns, for each side, the positions of each client's images; `shares` draws one set of shares for both.
 
         Raises:
           ConfigError: the images cannot be divided in this way.
@@ -230,7 +230,7 @@ class RotatedMnist(SourceSettings):
 
 
 def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:
-    """Makes silos of `train_per_silo` examples followed by `test_per_silo` test examples; same options, same silos.
+    """Makes silos of `train_per_silo` examples and `test_per_silo` test examples; equal options give equal silos.
 
     Returns:
       The group of each silo by the silo's name (`silo_000`, ...), and the silos, made one at a time. Group g is rotated
@@ -261,7 +261,7 @@ def _masked(turns: int, mask: np.ndarray, shrink: int, x: np.ndarray) -> np.ndar
 
 
 def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
-    """Draws a mask on a grid of patches of 2 x 2 pixels, cut at odd edges; each is masked with probability `fraction`.
+    """Draws a mask of patches of 2 x 2 pixels, cut at odd edges; each patch is masked with probability `fraction`.
 
     Returns:
       Bool `[height, width]`, true where the image is masked.

@@ -44,7 +44,7 @@ _COLUMNS = {
 def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
     """Finds the names of a database's train split and test split for a number of classes.
 
-    In the published database the names are `digits_only_train`, `digits_only_test` for 10 classes and `all_train`,
+    In the published database the names are `digits_only_train` and `digits_only_test` for 10 classes, `all_train` and
     `all_test` for 62; in a database with one pair of splits they may be `train` and `test`.
 
     Raises:
@@ -186,7 +186,7 @@ def list_h5_files(folder: Path) -> tuple[str, str]:
 def read_h5_users(path: Path) -> Iterator[UserRecord]:
     """Reads every writer from a training file and the test file beside it, one at a time, unchecked.
 
-    A test file alone gives nothing, because its writers are read with the training file.
+    For the path of a test file, yields nothing, because its writers are read with the training file.
 
     Raises:
       DataError: a file is damaged or has another layout; names the file and, where known, the writer.

@@ -24,7 +24,7 @@ def read_image(
     """Decodes one image and resizes it.
 
     Args:
-      folder: folder of the image. Messages leave it out, because workers may see it under different names.
+      folder: folder of the image; messages do not state it, because workers may see it under different names.
       name: name of the file in the folder.
       file_format: Pillow's name of the only accepted format, such as `JPEG` or `PNG`.
       shape: height, width and channels (3 for colours, 1 for grey) of the result.
@@ -56,7 +56,7 @@ def read_image(
 
 
 def hash_images(folder: Path, names: Iterable[str]) -> str:
-    """Hashes names and contents of files, missing files included, with SHA-256; shows a progress bar."""
+    """Hashes names and contents of files with SHA-256 (for a missing file, its name only); shows a progress bar."""
     everyone = list(names)
     batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
     digest = hashlib.sha256()
@@ -92,7 +92,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """Published data set with two sides and labels in `[0, num_classes)`; `origin` lists its files as JSON values."""
+    """Published train and test images with labels in `[0, num_classes)`; `origin` lists their files as JSON values."""
 
     train: Images
     test: Images
@@ -119,7 +119,7 @@ def shrunken_shape(shape: tuple[int, ...], factor: int) -> tuple[int, int, int]:
     """Returns the shape `(height, width, channels)` that images have after `shrunk`.
 
     Raises:
-      ConfigError: the factor, at least 1, does not divide the height or the width.
+      ConfigError: the factor (1 or more) does not divide the height or the width.
     """
     height, width, channels = shape
     if height % factor or width % factor:

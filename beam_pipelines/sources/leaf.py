@@ -56,8 +56,8 @@ def list_sources(folder: Path) -> tuple[str, ...]:
     """Lists the sorted names of the LEAF files in a folder, or in the folder's own folders `train` and `test`.
 
     Raises:
-      DataError: the folder is missing, has no `.json` or `.json.gz` file, has files in both places, or has files in
-        only one of `train` and `test`.
+      DataError: the folder is missing, has no `.json` or `.json.gz` file, has files both in itself and in `train` or
+        `test`, or has files in only one of `train` and `test`.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; --input takes the folder that holds LEAF's all_data_*.json files")
@@ -209,9 +209,9 @@ def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ..
     """Pairs the files of `train` and `test`, given by name, that have the same users.
 
     Returns:
-      The files to start from: all files of `train`, then the files of `test` without a partner; and a mapping from a
-      file of `train` to its partner in `test`. Names of partners differ only in the word `train` or `test`, unless each
-      folder has one file.
+      The files to read first: all files of `train`, then the files of `test` without a partner; and a mapping from a
+      file of `train` to its partner in `test`. The names of partners differ only in the word `train` or `test`; if each
+      folder has one file, the two are partners whatever their names.
     """
     by_key = {_key(name, TEST): f"{TEST}/{name}" for name in test}
     partners = {f"{TRAIN}/{name}": by_key[_key(name, TRAIN)] for name in train if _key(name, TRAIN) in by_key}

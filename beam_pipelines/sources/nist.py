@@ -57,7 +57,7 @@ def class_numbers(classes: str) -> dict[str, int]:
 
     Args:
       classes: `all` has 62 classes: digits, upper case, lower case. `digits` has 10. `letters` has 52, upper case
-        first. `merged` has 47: lower-case letters of the same shape count as upper case (Cohen et al., "EMNIST", 2017).
+        first. `merged` has 47: lower-case letters that look like upper case share its class (as in EMNIST, 2017).
     """
     numbers = {character: number for number, character in enumerate(_CHOICES[classes])}
     if classes == "merged":
@@ -66,7 +66,7 @@ def class_numbers(classes: str) -> dict[str, int]:
 
 
 def num_nist_classes(classes: str) -> int:
-    """Returns the number of classes of a choice."""
+    """Returns the number of classes in a choice, such as `merged`."""
     return 1 + max(class_numbers(classes).values())
 
 
@@ -140,7 +140,7 @@ def nist_stages(
       folder: folder that holds `by_class` and `by_write`; every worker must see the folder under this name.
       classes: choice of classes; see `class_numbers`.
       shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
-      tasks: for each task that hashes class images, the folders of one class each; then the same for writers.
+      tasks: two lists: the folders of each task that hashes class images, and those of each that hashes writer images.
       rules: rules of the job.
     """
     class_tasks, writer_tasks = tasks

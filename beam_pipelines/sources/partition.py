@@ -18,7 +18,7 @@ _SHARE_RANGE = (0.4, 0.6)
 def dirichlet_partition(
     labels: np.ndarray, num_clients: int, concentration: float, seed: int, min_examples: int = 1
 ) -> list[np.ndarray]:
-    """Divides examples among clients whose label mixes differ: for each class, client shares ~ Dirichlet.
+    """Divides examples among clients; the clients' shares of each class are drawn from a Dirichlet distribution.
 
     A small concentration (0.1) gives each client few classes, a large one (100) gives all clients the same mix. Clients
     have different sizes, unlike in `partition_by_class_mixes`. The whole division is drawn again until every client has
@@ -110,7 +110,7 @@ def draw_class_mixes(
 
 
 def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
-    """Divides examples evenly among clients; each draws its examples, without replacement, in its mix of classes.
+    """Divides examples evenly among clients; each client draws examples, without replacement, by its mix of classes.
 
     A client draws the class of each of its examples; a draw of a class that is used up is repeated (Hsu et al., 2019).
     The last clients get what is left, so their mixes may differ much from `mixes`.

@@ -89,10 +89,10 @@ def read_silos(
 
     Args:
       path: path of the file.
-      num_classes: 0 for a regression, whose labels are shifted and scaled; with 2, labels {-1, 1} become {0, 1}.
+      num_classes: number of classes; 0 for a regression. If it is 2, labels {-1, 1} become {0, 1}.
       label_shift: number added to the labels of a regression, a public constant.
-      label_scale: factor of the shifted labels, a public constant.
-      brightest: divisor of the features: 255 for 8-bit pixels.
+      label_scale: factor of a regression's shifted labels, a public constant.
+      brightest: number by which features are divided: 255 for 8-bit pixels.
 
     Raises:
       DataError: the file cannot be read.
@@ -172,7 +172,7 @@ _HEADER_LENGTH = 512
 
 
 def read_mat_cells(path: Path) -> list[tuple[Any, Any]]:
-    """Reads `(X, Y)` of every silo, unchecked.
+    """Reads the cells `(X, Y)` of every silo, unchecked.
 
     Raises:
       DataError: the file cannot be read, has MATLAB's version 7.3, or has no cells X and Y of the same length.
@@ -238,7 +238,7 @@ class SiloArrays:
       name: name of the silo.
       x: features `[n, ...]`, numbers of any type.
       y: labels `[n]` or `[n, 1]`.
-      is_test: bool `[n]`, which examples are for test; None leaves the choice to the job.
+      is_test: whether each example is for test, bool `[n]`; None leaves the choice to the job.
     """
 
     name: str
@@ -248,7 +248,7 @@ class SiloArrays:
 
 
 def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
-    """Writes silos atomically: `path` holds all silos, or its old content. Equal silos give equal bytes."""
+    """Writes silos: if this fails, `path` keeps its old content. Equal silos give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
         for silo in silos:
@@ -299,7 +299,7 @@ def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
 def array_images(
     source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
 ) -> RawData:
-    """Writes silos of 8-bit images with test images to `workspace/<source>.npz`, and describes the file."""
+    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the file."""
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
     read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)
