@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.engines.inprocess.inprocess_support import num_traced
+from tests.places import ROOT
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import build_engine
 from tff_pdp.experiment.kinds import ALGORITHMS
@@ -90,8 +91,8 @@ def soak(client_parallelism, clients, rounds):
     ],
 )
 def test_a_long_run_grows_in_nothing(client_parallelism, clients, rounds):
-    command = [sys.executable, __file__, client_parallelism, str(clients), str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False)
+    command = [sys.executable, "-m", "tests.engines.inprocess.test_soak", client_parallelism, str(clients), str(rounds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
 
