@@ -66,7 +66,7 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
     classes_per_client: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns, for each side, the positions of each client's images; `shares` draws one set of shares for both.
+        """Returns, for each side, the positions of each client's images; all sides have the same shares.
 
         Raises:
           ConfigError: the images cannot be divided in this way.

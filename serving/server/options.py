@@ -114,8 +114,8 @@ class Limits:
     Attributes:
       max_bytes: largest size of an unpacked request, in bytes; a larger REST body is answered with 413.
       max_elements: largest number of elements in an input tensor of a gRPC request, where few bytes may stand for many.
-      timeout_seconds: seconds that a REST client may take to send the headers; also to send the body, and to receive
-        the answer; also the seconds that a connection may be idle.
+      timeout_seconds: limit in seconds for each of these: a REST client sends the headers, sends the body, receives the
+        answer; a connection is idle.
       grace_seconds: seconds that running requests get to finish when the server stops.
 
     Raises:

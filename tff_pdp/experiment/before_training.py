@@ -137,8 +137,8 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
     counts = f"The registry {registry.folder} counts old and new releases on the same records together"
     unknown = f"If the releases are in another registry than {registry.folder}, name that registry, which counts them"
     raise ConfigError(
-        f"{path}: the silos' releases before training were made with other settings or other data. To release again "
-        f"costs again: name another output folder to do that. {unknown if kept is None else counts}"
+        f"{path}: the silos' releases before training were made with other settings or other data. To release again, "
+        f"which costs again, name another output folder. {unknown if kept is None else counts}"
     )
 
 

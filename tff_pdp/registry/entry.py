@@ -66,7 +66,7 @@ class Entry:
       includes: run id of a release that this run's ledger includes; empty if there is none.
       closed: the most that the run has spent, once it has ended or was replaced; None while the run may go on.
       closings: all values of `closed` so far; there may be several, because a closed run may go on.
-      heads: chains of the lines at which the run's own record has ended so far; empty if not known.
+      heads: chain of each line that was the last of the run's own record when the registry noted it; empty if unknown.
       num_lines: least number of lines of the run's own record; only in entries of earlier versions, which have no
         chains.
     """

@@ -194,7 +194,7 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """Returns the saved state for the attempt that continues it, in which later rounds are repeated or drawn anew.
+    """Returns the saved state, from which the newest attempt repeats later rounds, or a new attempt draws them anew.
 
     Raises:
       DataError: the run has nothing on record.

@@ -67,7 +67,7 @@ def test_a_link_to_what_would_stay_is_refused(tmp_path, place):
     path = folder / place
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=f"{path.name} is a link: replace the link by the file or folder"):
+    with pytest.raises(ConfigError, match=f"{path.name} is a link: to keep the file or folder that the link leads to"):
         seal_run(folder, ROUNDS)
     assert not read_charges(folder).is_sealed
     assert path in list(unsealed_files(folder))

@@ -113,7 +113,7 @@ def earlier_head(output: Path) -> str:
 
 
 def all_releases(output: Path) -> list[Release]:
-    """Reads the most that each run in an experiment's folder has spent, and each replaced run and each fit.
+    """Reads the most that each run, each replaced run and each fit in an experiment's folder has spent.
 
     The result has each run once, by its most complete record. It has copies of one run separately if they went on in
     different ways, because each copy has then released something.

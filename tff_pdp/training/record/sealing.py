@@ -133,8 +133,8 @@ def _check_links(folder: Path) -> None:
     for path in [*folder.glob("*"), *unsealed_files(folder)]:
         if path.is_symlink():
             raise ConfigError(
-                f"{path} is a link: replace the link by the file or folder that it leads to, which is then "
-                "destroyed, or remove the link, so that this file or folder stays"
+                f"{path} is a link: to keep the file or folder that the link leads to, remove the link; to seal that "
+                "file or folder, move it to the place of the link"
             )
 
 
