@@ -156,7 +156,7 @@ def test_defaults_are_filled_in(name):
         ("centaur", {"local_momentum": 1}, "local_momentum must be a number of at least 0 and below 1, not 1"),
         ("pp_sgd", {"personal_rate": -1}, "^algorithms.pp_sgd.personal_rate must be a number of at least 0, not -1"),
         ("pmtl_ft", {"prox_weight": "auto"}, "pmtl_ft.prox_weight must be a number of at least 0, not 'auto'$"),
-        ("mr_mtl", {"prox_weight": "auto", "prox_inside_clip": True}, "not 'auto': prox_inside_clip leaves"),
+        ("mr_mtl", {"prox_weight": "auto", "prox_inside_clip": True}, "not 'auto': with prox_inside_clip"),
         (
             "mocha",
             {"client_index": 0},

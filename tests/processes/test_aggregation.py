@@ -454,7 +454,7 @@ def test_the_papers_mask_is_found_to_give_a_client_away(engine):
 
 def test_noised_sums_are_for_means():
     method = Method(released={"update": "mean", "extra": "sum"})
-    with pytest.raises(ValueError, match="noised sums are for means"):
+    with pytest.raises(ValueError, match="noised user sums need releases that are all means"):
         Server(plan_of(), method=method)
 
 
