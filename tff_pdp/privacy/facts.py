@@ -346,7 +346,7 @@ class UserFacts(StatementFacts, tag="users"):
 
     @property
     def is_bare(self) -> bool:
-        """Whether none of the methods added noise to users' releases."""
+        """True if none of the methods added noise to users' releases."""
         return all(own.is_bare for own in self.costs.values())
 
     @property

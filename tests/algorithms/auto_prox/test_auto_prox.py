@@ -60,7 +60,7 @@ def lambdas_of(state):
 
 
 def estimates(state, silos):
-    """What lambda is set from; the force is NaN before two windows have been seen."""
+    """Returns the estimates that lambda is set from; the force is NaN before two windows have been seen."""
     total, precision = state["force"]
     return {
         "curvature": curvature_from(state, silos),

@@ -113,7 +113,7 @@ class ExactDraws:
     def heads(self, size: int, probability: float) -> np.ndarray:
         """Tosses `size` independent coins, and returns the places of the heads, int64 and ascending.
 
-        Where heads are rare, the number of tails between two heads is drawn, by its geometric law, in place of the
+        If heads are rare, the number of tails between two heads is drawn, by its geometric law, in place of the
         coins: time and memory grow with the number of heads.
 
         Args:

@@ -50,7 +50,7 @@ class Search:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every candidate is tried once, so that the number of runs is public."""
+        """True if every candidate is tried once, so that the number of runs is public."""
         return not isinstance(self.runs, NumberOfRuns)
 
     @property
