@@ -2,12 +2,12 @@
 
 keyed_hash: uniform numbers from a seed and ids
 records: records that travel between steps; reasons why a record is left out
-engine: how stages run
+engine: runs the stages of a job on Beam
 rules: which users and examples are usable, and how examples are split
-options: raw data, options of a job, summary of a job
-dataset: how any job writes a client dataset
-sources: kinds of raw data
-contact_graph: people of a contact graph as rows
+options: descriptions of raw data, options of a job, summary of a job
+dataset: writes the client dataset of any job
+sources: readers of each kind of raw data
+contact_graph: makes rows of features from the people of a contact graph
 epidemic: generated populations, simulated outbreaks
 commands: the jobs as commands
 __main__: `python -m beam_pipelines`

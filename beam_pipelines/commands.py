@@ -1,4 +1,4 @@
-"""Defines the commands of `python -m beam_pipelines`: they run jobs, and write the tables of a population."""
+"""Defines the commands of `python -m beam_pipelines`, which run jobs or write the tables of a population."""
 
 import dataclasses
 import logging
@@ -70,13 +70,13 @@ class Femnist(_ImageJob):
     """LEAF FEMNIST JSON -> client dataset.
 
     Reads every LEAF JSON file of a folder, splits each client's examples into train, validation and test, and writes
-    TFRecord shards from which each client can be read alone. If the folder has LEAF's folders train and test, they
-    decide which examples are test examples.
+    TFRecord shards from which each client can be read alone. LEAF's folders train and test, if present, decide which
+    examples are test examples.
 
       %(prog)s --input data/all_data --output data/clients
 
     Attributes:
-      input: folder that holds LEAF files (`.json` or `.json.gz`), or LEAF's folders `train` and `test`.
+      input: folder that contains LEAF files (`.json` or `.json.gz`), or LEAF's folders `train` and `test`.
     """
 
     source: Leaf
@@ -86,12 +86,12 @@ class Femnist(_ImageJob):
 class Nist(_ImageJob):
     """NIST SD19 PNG files -> client dataset.
 
-    Joins NIST SD19's images by writer with its images by class, as LEAF does, and makes a client of every writer.
+    Joins NIST SD19's two folders, sorted by writer and by class, as LEAF does. Each writer becomes a client.
 
       %(prog)s --input data/raw --output data/clients
 
     Attributes:
-      input: folder that holds `by_class` and `by_write`.
+      input: folder that contains `by_class` and `by_write`.
     """
 
     source: NistSd19
@@ -112,7 +112,7 @@ class CelebA(_ImageJob):
       %(prog)s --input data/celeba --output data/clients
 
     Attributes:
-      input: folder that holds `identity_CelebA.txt` and `list_attr_celeba.txt`, or LEAF files.
+      input: folder that contains `identity_CelebA.txt` and `list_attr_celeba.txt`, or LEAF files.
     """
 
     source: Celeba
@@ -122,13 +122,13 @@ class CelebA(_ImageJob):
 class FederatedEmnist(_ImageJob):
     """TFF's Federated EMNIST -> client dataset.
 
-    Reads TensorFlow Federated's database of handwriting. Its test examples stay test examples.
+    Reads TensorFlow Federated's database of handwriting. The database's test examples stay test examples.
 
       %(prog)s --input emnist_all.sqlite.lzma --output data/clients
 
     Attributes:
       input: `emnist_all.sqlite`, `emnist_all.sqlite.lzma`, or a folder of the older `.h5` files.
-      num_classes: 10 for digits, 62 for all characters.
+      num_classes: number of classes: 10 for digits, 62 for all characters.
     """
 
     source: FedEmnist
@@ -138,18 +138,19 @@ class FederatedEmnist(_ImageJob):
 class ContactGraph(_Job):
     """People, contacts and an outbreak (PETs tables) -> client dataset.
 
-    Makes a row of every person: the person's features, features and disease history of sampled contacts, and as the
-    label whether the person falls ill. Clients are silos, such as regions. The manifest states how many rows one person
-    can change; the privacy plan `contact_graph` reads this number.
+    Makes a row for each person: features and disease history of the person and of sampled contacts. The label is
+    whether the person falls ill. Clients are silos, such as regions. The manifest states how many rows one person can
+    change; the privacy plan `contact_graph` reads this number.
 
       %(prog)s --input data/virginia --degree_bound promise --max_degree 20 --output data/clients
 
     Attributes:
-      input: folder that holds the tables person, population_network, disease_outcome_training, ...
-      degree_bound: `promise`: nobody has met more than `max_degree` people; `public_groups`: contacts between different
-        groups by `group_column` are left out; `edge`: contacts are protected, people are not.
-      adjacency: for `promise` only; `replace_one`: a person becomes another one (2 D + 1 rows); `replace_special`: a
-        person is left out (D + 1 rows); default replace_one.
+      input: folder that contains the tables person, population_network, disease_outcome_training, ...
+      degree_bound: reason why one person can change only few rows. `promise`: nobody has met more than
+        `max_degree` people; `public_groups`: contacts between groups by `group_column` are left out; `edge`: only
+        contacts are protected.
+      adjacency: for `promise` only. `replace_one` (default): a person becomes another person, which changes
+        2 * `max_degree` + 1 rows; `replace_special`: a person is left out, which changes `max_degree` + 1 rows.
     """
 
     job: ContactGraphOptions
@@ -163,7 +164,7 @@ class _Tables(Command):
     """Writes tables, without Beam.
 
     Attributes:
-      output: folder to write.
+      output: folder to write the tables into.
       overwrite: replace tables that exist.
     """
 
@@ -178,7 +179,7 @@ class GeneratePopulation(_Tables):
     """Generated people and contacts (PETs tables).
 
     Generates people with households, schools and workplaces, and their contacts, as tables of the PETs pandemic
-    challenge. They are for demos, tests and benchmarks, and are not an estimate for any country.
+    challenge. The population is for demos, tests and benchmarks; it is not an estimate for any country.
     """
 
     population: PopulationOptions
@@ -196,8 +197,8 @@ class SimulateOutbreak(_Tables):
     disease_outcome_training (states on the observed days) and target (infections on the days after).
 
     Attributes:
-      input: folder that holds the population's tables.
-      output: folder to write; default: the population's folder.
+      input: folder of the population's tables.
+      output: folder to write the tables into; default: the population's folder.
       sparse: leave out rows with state S; a person without a row for a day is then in state S.
     """
 
@@ -219,12 +220,12 @@ class ImportContacts(_Tables):
     """SocioPatterns contacts -> PETs tables.
 
     Reads face-to-face contacts of a SocioPatterns study (tij_*.dat or .dat.gz: rows `t i j`) and writes the tables
-    person, household and population_network. Ages are not known and written as 0.
+    person, household and population_network. Ages are unknown and are written as 0.
 
     Attributes:
-      contacts: `tij_*.dat` or `.dat.gz`.
-      metadata: `metadata_*.dat`: a row for each person, with class, role or department.
-      activity: activity of all contacts, which the file does not state.
+      contacts: file of contacts, `tij_*.dat` or `tij_*.dat.gz`.
+      metadata: file of people, `metadata_*.dat`: a row for each person, with class, role or department.
+      activity: activity that is assumed for all contacts, because the file does not state activities.
     """
 
     contacts: Path

@@ -11,8 +11,7 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
     """Draws a uniform 64-bit number for each row: uint64 `[n]`, from columns of ids, each int64 `[n]`.
 
     Applies the finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014). The numbers suit reproducible, evenly spread choices; they are not fit for secrets.
-    Different purposes give independent numbers.
+    generators", OOPSLA 2014). For reproducible choices, not for secrets. Different purposes give independent numbers.
     """
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=str(seed).encode()).digest()
     state = np.full(len(ids[0]), int.from_bytes(digest, "little"), np.uint64)
@@ -23,13 +22,13 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws 128 bits for each row of the ids; returns them as text, bytes `[n]` of 32 hexadecimal digits."""
+    """Draws 128 uniform bits for each row, from columns of ids, int64 `[n]`: 32 hexadecimal digits, bytes `[n]`."""
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
     return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 
 
 def mix(state: np.ndarray) -> np.ndarray:
-    """Applies SplitMix64's step and finaliser to uint64 numbers, in place, and returns them."""
+    """Applies SplitMix64's step and finaliser to uint64 numbers, in place, and returns the numbers."""
     # Unsigned integers wrap, as the function demands.
     state += _STEP
     state ^= state >> np.uint64(30)

@@ -24,7 +24,7 @@ class PreparedSource(Protocol):
     """Raw data that do not consist of users with examples, and therefore need a job of their own."""
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
-        """Makes a client dataset, unless the output already holds it; raises DataError as `run_dataset_job` does."""
+        """Makes a client dataset, unless the output already contains it; raises DataError as `run_dataset_job` does."""
         ...
 
 
@@ -37,15 +37,15 @@ class RawData:
       folder: folder of the files; every worker must see the folder under this name.
       files: names of the files whose hashes go into the manifest; empty for data in very many files, for which
         `parameters` has one hash of all files.
-      read_users: picklable function that takes the path of a file or part, and yields every copy of every user in it,
-        unchecked. It raises DataError, with the file's name, for a file that cannot be used at all.
-      are_images: whether the values of an example are pixels in [0, 1]; otherwise they may be any finite numbers.
-      has_test_examples: whether the source says which examples are for test.
-      has_validation_examples: whether the source also says which of the other examples are for validation.
-      parts: paths in `folder` that `read_users` takes, one for each task (see `part_names`); default: the files.
-      user_stages: function that builds stages, used instead of `read_users` if a user's examples are spread over the
-        files. The last stage gives the table of users, made by `beam_pipelines.dataset.clients.user_pieces`.
-      parameters: everything else that decides the content, as JSON values, for the manifest.
+      read_users: picklable function that yields the unchecked copies of all users in a file or part of a file, given
+        by path. The function raises DataError, with the file's name, for a file that cannot be used at all.
+      are_images: whether the values of an example are pixels in [0, 1]; otherwise any finite numbers are valid.
+      has_test_examples: whether the source states which examples are for test.
+      has_validation_examples: whether the source also states which of the other examples are for validation.
+      parts: paths in `folder`, one for each task that calls `read_users` (see `part_names`); default: the files.
+      user_stages: function that builds the stages that read users, instead of `read_users`, if a user's examples are in
+        several files. The last stage makes the table of users with `beam_pipelines.dataset.clients.user_pieces`.
+      parameters: everything else that decides the dataset's content; JSON values, recorded in the manifest.
     """
 
     source: str
@@ -61,12 +61,12 @@ class RawData:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Returns the paths, one for each task: the parts if there are any, otherwise the files."""
+        """Returns one path for each task: the parts if there are any, otherwise the files."""
         return self.parts or self.files
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Lists the files in a folder by name, except hidden files, such as the `._a.json` that macOS puts beside `a.json`.
+    """Lists a folder's files, sorted by name, without hidden files such as macOS's `._a.json` beside `a.json`.
 
     Raises:
       DataError: the target of a link is missing.
@@ -86,12 +86,12 @@ def check_links(paths: Iterable[Path]) -> None:
 
 
 def part_names(file: str, count: int) -> tuple[str, ...]:
-    """Names the parts of a file that is read by several tasks: `images.txt:0/3`, `images.txt:1/3`, ..."""
+    """Returns the names of the parts of a file that several tasks read: `images.txt:0/3`, `images.txt:1/3`, ..."""
     return tuple(f"{file}:{number}/{count}" for number in range(count))
 
 
 def split_part(path: Path) -> tuple[Path, int, int]:
-    """Splits a part's path into file, number of the part and number of parts; a whole file is part 0 of 1."""
+    """Splits a part's path into file, number of the part, number of all parts; a whole file is part 0 of 1."""
     named = re.fullmatch(r"(.*):(\d+)/(\d+)", str(path))
     return (Path(named[1]), int(named[2]), int(named[3])) if named else (path, 0, 1)
 
@@ -101,27 +101,27 @@ GENERATED = "generated"
 
 
 class SourceSettings(Settings):
-    """Says where examples come from, and how they become a client dataset; a kind of raw data adds fields of its own.
+    """Settings of where examples come from and how they become a client dataset; each kind of raw data adds fields.
 
     Attributes:
       kind: kind of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
-      input: file or folder of the raw data; see the kind.
+      input: file or folder of the raw data, as the kind requires.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
       num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
       validation_fraction: share of each client's examples for choosing settings; where the source has its own test
         examples, share of the remaining examples.
       test_fraction: share of each client's examples for the final figures only; not used where the source has test
         examples of its own.
-      exact_split: make the shares exact for each client (rounded up to whole examples); by default they hold in
-        expectation.
+      exact_split: make the shares exact for each client (rounded up to whole examples); by default, shares are exact
+        only in expectation.
       min_examples_per_client: smallest number of valid examples of a client; smaller clients are left out and counted.
       num_shards: number of output files.
-      seed: seed of the splits, and of all other draws of the kind.
-      max_bad_fraction: largest share of examples that cannot be used; with more, preparing fails.
-      record_set: name of the set of records, where their content cannot show that two sets are the same: one name for
-        all clients, or a mapping from client to name. Runs whose records have the same name are counted together, even
-        if the records were prepared in different forms. Equal ids of users or silos do not make them the same where
-        their names differ.
+      seed: seed of the splits, and of all other random choices while the data are prepared.
+      max_bad_fraction: largest allowed share of unusable examples; if more are unusable, the data are not prepared.
+      record_set: name of the set of records, needed if the records' content cannot show that two sets are the same:
+        one name for all clients, or a mapping from client to name. Runs on records of the same name are counted
+        together, even if the records were prepared in different forms. Records of different names count as different,
+        even if ids of users or silos are equal.
     """
 
     kind: Name
@@ -139,10 +139,10 @@ class SourceSettings(Settings):
 
     def __post_init__(self):
         if not self.validation_fraction + self.test_fraction < 1:
-            raise ValueError("validation_fraction and test_fraction must leave room for training examples")
+            raise ValueError("validation_fraction + test_fraction must be below 1, so that training examples remain")
 
     def build(self, workspace: Path) -> RawData | PreparedSource:
-        """Describes the raw data to a job; may first write files into the folder `workspace`, which need not exist.
+        """Describes the raw data for a job; may first make the folder `workspace` and write files into it.
 
         Raises:
           ConfigError: a setting does not suit the input.
@@ -176,13 +176,13 @@ class JobOptions:
     Attributes:
       input: path of the raw data as the user named it, for messages.
       output: folder to write; every worker must see the folder under this name.
-      seed: seed of everything that the job decides by hash.
-      max_bad_fraction: largest share of the input that cannot be used; with more, the job fails.
+      seed: seed of the hashes by which the job makes random choices.
+      max_bad_fraction: largest allowed share of unusable input; if more is unusable, the job fails.
       dead_letters: folder in which a failing job keeps its dead letters; default: `<output>.dead_letters`.
       overwrite: replace a finished dataset that was prepared differently.
-      exchange: how pieces get from one stage to the next. `files`: one stage at a time, in bounded memory; a job that
-        was killed resumes where it stopped. `runner`: all stages as one pipeline, for a cluster.
-      runner: name of the Beam runner. DirectRunner does not suit: it may download and use Prism, another runner.
+      exchange: how data get from one stage to the next. `files`: one stage at a time, in bounded memory; a killed job
+        resumes where it stopped. `runner`: all stages in one Beam pipeline, for a cluster.
+      runner: name of the Beam runner. Do not use DirectRunner: it may download and use another runner, Prism.
       pipeline_args: flags for Beam, such as `--direct_num_workers=2`, `--direct_running_mode=multi_processing`.
 
     Raises:
@@ -215,7 +215,7 @@ class JobOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Outcome of a job; `skipped` says whether the output already held exactly this dataset."""
+    """Outcome of a job; `skipped` is true if the output already contained exactly this dataset."""
 
     output: Path
     manifest: Manifest
@@ -271,12 +271,12 @@ class ClientRules:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientDatasetOptions(JobOptions):
-    """Options of a client-dataset job. `SourceSettings` explains the fields that are not listed here.
+    """Options of a client-dataset job; `JobOptions` and `SourceSettings` explain the fields that are not listed here.
 
     Attributes:
-      num_shards: number of shard files. One worker holds the users of one shard in memory.
+      num_shards: number of shard files. A worker needs memory for the users of one shard.
       split_by: `sample`: each client's examples are divided; `user`: all of a client's examples are in one split, so
-        that test users are unknown to training.
+        that no user has both training and test examples.
 
     Raises:
       ConfigError: a value is out of range.
@@ -294,6 +294,6 @@ class ClientDatasetOptions(JobOptions):
     def __post_init__(self):
         super().__post_init__()
         if not self.test_fraction + self.validation_fraction < 1:
-            raise ConfigError("test_fraction and validation_fraction must leave room for train")
+            raise ConfigError("test_fraction + validation_fraction must be below 1, so that training examples remain")
         if self.exact_split and self.split_by == "user":
             raise ConfigError("exact_split needs split_by sample; split_by user assigns clients to splits by hash")

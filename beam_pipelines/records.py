@@ -12,7 +12,7 @@ _RAW_LENGTH = 200
 
 
 class Reason(enum.StrEnum):
-    """Reason why records were left out; its value appears in manifests, dead letters and messages."""
+    """Reason why a record was left out; manifests, dead letters and messages quote the reason's value."""
 
     # Records that cannot be used: kept as dead letters and counted against `max_bad_fraction`.
     MISSING_USER_DATA = "user_without_data"
@@ -56,7 +56,7 @@ class Reason(enum.StrEnum):
 
     @property
     def is_bad_input(self) -> bool:
-        """Tells whether records with this reason are dead letters."""
+        """Tells whether the reason means bad input, counted against `max_bad_fraction`, and not a rule of the job."""
         return self not in _LEFT_OUT
 
 
@@ -72,7 +72,7 @@ _LEFT_OUT = (
 
 
 class Unusable(NamedTuple):
-    """Stands for an example or a user that a source finds unusable; `found` is the text that the dead letter quotes."""
+    """Reason why an example or a user cannot be used; `found` is the text that the dead letter quotes."""
 
     reason: Reason
     found: str
@@ -80,19 +80,19 @@ class Unusable(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class UserRecord:
-    """One copy of one user as a file states it, not yet checked.
+    """Copy of one user's data, as read from a file and not yet checked.
 
     Attributes:
       client: name of the user.
       source: name of the file.
-      x: list of examples; each is a float32 vector, `Unusable`, or a raw JSON value if it is no flat list of numbers.
-        An `x` that is no list is malformed; None means that the file lists the user without data.
-      y: list of labels as JSON values; a `y` that is no list is malformed.
-      num_samples: number of examples as the file states it; None if the file does not list the user.
-      repeated_key: whether a key was repeated inside the user's object.
-      is_test: for each example, whether the source keeps the example for test; None if the source does not say.
-      is_validation: the same for validation.
-      problem: reason why the user cannot be used, if the source knows more than `x` and `y` show.
+      x: list of examples. Each is a float32 vector, an `Unusable`, or a JSON value that is not a flat list of numbers.
+        None if the file lists the user without data; any other value is malformed.
+      y: list of labels as JSON values. None if the file lists the user without data; any other value is malformed.
+      num_samples: number of examples that the file states; None if the file's list of users lacks the user.
+      repeated_key: whether a key occurs twice in the user's JSON object.
+      is_test: for each example, whether the source reserves the example for test; None if the source does not say.
+      is_validation: for each example, whether the source reserves it for validation; None if the source does not say.
+      problem: reason, found by the source, why the user cannot be used; None if the source found no reason.
     """
 
     client: str
@@ -107,7 +107,7 @@ class UserRecord:
 
     @property
     def num_examples(self) -> int:
-        """Returns the number of examples in this copy; at least 1 if malformed, so that every dropped copy counts."""
+        """Returns the number of examples in this copy; a malformed copy counts as at least one example."""
         if isinstance(self.x, list) and isinstance(self.y, list):
             return max(len(self.x), len(self.y))
         sizes = [len(value) for value in (self.x, self.y) if isinstance(value, list)]
@@ -116,7 +116,7 @@ class UserRecord:
         return max(1, *sizes) if sizes else 1
 
     def fingerprint(self) -> bytes:
-        """Hashes everything but the source; copies with the same content have equal hashes."""
+        """Returns a SHA-256 hash of all fields except `client` and `source`, equal for copies of equal content."""
         stated = [self.num_samples, self.repeated_key, self.is_test, self.is_validation, self.problem, self.y]
         digest = hashlib.sha256(json.dumps(stated).encode())
         for x in self.x if isinstance(self.x, list) else [self.x]:
@@ -128,7 +128,7 @@ class UserRecord:
 
 @dataclasses.dataclass(frozen=True)
 class DeadLetter:
-    """Record that cannot be used. `example` is a position in the user's list, or None for the user as a whole."""
+    """Record that cannot be used; `example` is a position in the user's list, or None for the user as a whole."""
 
     source: str
     client: str
@@ -139,5 +139,5 @@ class DeadLetter:
 
 
 def raw_excerpt(value: Any) -> str:
-    """Returns the first characters of a value as JSON, for a dead letter."""
+    """Returns the beginning of a value's JSON text, which a dead letter quotes."""
     return json.dumps(value.tolist() if isinstance(value, np.ndarray) else value)[:_RAW_LENGTH]

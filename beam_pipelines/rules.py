@@ -13,32 +13,32 @@ from tff_pdp.data.manifest import SPLITS
 
 
 def keyed_hash(seed: int, purpose: str, content: bytes) -> int:
-    """Draws a uniform 64-bit number that depends on the arguments alone, not on order, other records or the runner."""
+    """Returns a uniform 64-bit hash that depends only on the arguments, not on other records or the runner."""
     digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode(), person=purpose.encode())
     return int.from_bytes(digest.digest(), "big")
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitRule:
-    """Divides a client's examples among the splits, independently of other clients.
+    """Rule that divides a client's examples among the splits, independently of other clients.
 
     By hash (the default), an example's split depends on the seed and the example's content alone. Adding or removing
     other examples never moves an example, and identical examples are always in the same split.
 
-    With `exact`, examples are ranked by hash: the smallest hashes are for test, the next ones for validation. Adding or
+    With `exact`, examples are ranked by hash: the first ones are for test, the next ones for validation. Adding or
     removing one example may then move up to two others between splits, and identical examples may be in different
-    splits. A privacy guarantee for the training examples then takes this division as given.
+    splits. A privacy guarantee for the training examples then treats the division as fixed.
 
     With `by_user`, all of a client's examples are in one split, which depends on the seed and the client's name alone.
     No client has both training and test examples.
 
     Attributes:
-      test_fraction: share of examples for test, if the source does not say which examples are for test.
-      validation_fraction: share of examples for validation, if the source does not say which examples are for
-        validation; where the source keeps examples for test, share of the remaining examples.
-      exact: whether shares are exact for each client, rounded up to whole examples; if not, they hold in expectation.
+      test_fraction: share of examples for test; not used if the source states which examples are for test.
+      validation_fraction: share of examples for validation; not used if the source states which examples are for
+        validation. If the source states only the test examples, share of the remaining examples.
+      exact: whether shares are exact for each client, rounded up to whole examples; otherwise exact in expectation.
       seed: seed of the hash.
-      by_user: whether the shares are shares of clients instead of examples.
+      by_user: whether each client as a whole is in one split; the fractions are then shares of clients.
     """
 
     test_fraction: float
@@ -50,13 +50,14 @@ class SplitRule:
     def divide(
         self, client: str, ids: np.ndarray, is_test: np.ndarray | None = None, is_validation: np.ndarray | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns the positions of each split's examples, int64 by split, sorted by the examples' ids.
+        """Returns a mapping from split to the positions of the split's examples, int64, sorted by the examples' ids.
 
         Args:
           client: name of the client.
-          ids: bytes `[n]`, ids of the examples.
-          is_test: bool `[n]`, examples that the source keeps for test; None if the source does not say.
-          is_validation: bool `[n]`, the same for validation; if both are given, all other examples are for training.
+          ids: ids of the examples, bytes `[n]`.
+          is_test: whether the source reserves each example for test, bool `[n]`; None if the source does not say.
+          is_validation: whether the source reserves each example for validation, bool `[n]`; None if the source does
+            not say. If both arrays are given, all other examples are for training.
         """
         everyone = np.argsort(ids, kind="stable")
         if self.by_user:
@@ -124,12 +125,12 @@ def user_problem(user: UserRecord) -> tuple[Reason | None, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRule:
-    """Decides which examples are valid.
+    """Rule that decides which examples are valid.
 
     Attributes:
       num_values: number of values in `x`.
       num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
-      are_images: whether `x` holds pixels in [0, 1]; otherwise `x` may hold any finite numbers.
+      are_images: whether the values in `x` are pixels in [0, 1]; otherwise any finite numbers are valid.
     """
 
     num_values: int
@@ -137,7 +138,7 @@ class ExampleRule:
     are_images: bool
 
     def problems(self, x: list[Any], y: list[Any]) -> dict[int, tuple[Reason, Any]]:
-        """Checks a user's examples; returns `(reason, value to quote)` by the position of each invalid example."""
+        """Checks a user's examples; maps the position of each invalid example to `(reason, value to quote)`."""
         if self._are_all_sound(x, y):
             return {}
         judged = {place: self.problem(*example) for place, example in enumerate(zip(x, y, strict=True))}

@@ -1,4 +1,4 @@
-"""Defines the program `serving` (or `python -m serving`); the program `tff-pdp` has the same commands, too."""
+"""Defines the program `serving` (or `python -m serving`), whose commands are also commands of the program `tff-pdp`."""
 
 import functools
 import sys

@@ -17,11 +17,11 @@ _FINGERPRINTED = b"fingerprint\n"
 
 
 class ClientIdHash:
-    """Turns a client's id into its id in an export: the first 32 hex digits of HMAC-SHA256 under a secret key.
+    """Hashes a client's id: an export has the first 32 hex digits of the id's HMAC-SHA256 under a secret key.
 
-    An id has the same hash in every version, so callers may store hashes. Without the key, nobody can tell from an
-    export who its clients are, or test whether the export has a guessed id; with the key, anybody can do both. A hash
-    is a pseudonym: the rows of an export are still personal data.
+    An id has the same hash in every exported version, so callers may store hashes. Only someone with the key can find
+    out from an export who its clients are, or whether a guessed id is among the clients. Hashes are only pseudonyms:
+    the rows of an export are still personal data.
 
     Example:
       >>> ClientIdHash(bytes(32))("alice")
@@ -29,13 +29,13 @@ class ClientIdHash:
     """
 
     def __init__(self, key: bytes):
-        """Keeps the key; raises ServingError unless the key has 32 bytes."""
+        """Stores the key; raises ServingError if the key does not have 32 bytes."""
         if len(key) != KEY_BYTES:
-            raise ServingError(f"A key for client ids has {KEY_BYTES} bytes, not {len(key)}.")
+            raise ServingError(f"The key for client ids must have {KEY_BYTES} bytes; it has {len(key)}.")
         self._key = key
 
     def __call__(self, client_id: str) -> str:
-        """Returns the hash by which exports and requests name a client; an empty id (the global model) stays empty.
+        """Returns the hash that replaces an id in exports and requests; an empty id (the global model) stays empty.
 
         Raises:
           ServingError: the id is not valid Unicode.
@@ -46,7 +46,7 @@ class ClientIdHash:
 
     @property
     def fingerprint(self) -> str:
-        """Returns 32 hex digits that tell keys apart and reveal nothing else about a key."""
+        """Returns the key's fingerprint: 32 hex digits that identify the key and reveal nothing else about it."""
         return hmac.digest(self._key, _FINGERPRINTED, hashlib.sha256).hex()[:32]
 
     @classmethod
@@ -55,7 +55,7 @@ class ClientIdHash:
         try:
             text = path.read_text(encoding="ascii")
         except FileNotFoundError as error:
-            raise ServingError(f"{path} is missing: the ids in an export are hashes under this key.") from error
+            raise ServingError(f"{path} is missing; restore it: ids in exports are hashes under this key.") from error
         except (OSError, UnicodeDecodeError) as error:
             raise ServingError(f"{path} cannot be read as a key for client ids: {error}.") from error
         words = text.split()
@@ -70,9 +70,9 @@ class ClientIdHash:
 
     @classmethod
     def load_or_create(cls, path: Path) -> "ClientIdHash":
-        """Reads the key; if there is no file, first writes one with a new random key that only its owner can read.
+        """Reads the key; if the file is missing, creates it with a new random key, readable by the file's owner only.
 
-        Processes that call this at the same moment all get the same key, drawn from the operating system's entropy.
+        Processes that call this at the same moment get the same key, from the operating system's random generator.
 
         Raises:
           ServingError: the file is damaged, or cannot be written.

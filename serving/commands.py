@@ -18,24 +18,24 @@ from tff_pdp.settings import Count, CountOrZero, NotNegative, Positive
 
 
 class Serve(Command):
-    """Serve an export on this machine, with TensorFlow Serving's protocols.
+    """Serve exports on this machine, over TensorFlow Serving's REST and gRPC APIs.
 
-    This server is for development, tests and demonstrations: it has no password and no encryption. It answers like
-    TensorFlow Serving, which is for production; metrics for Prometheus are at /monitoring/prometheus/metrics of the
-    REST port. Ctrl-C or SIGTERM ends the server once running requests are answered.
+    This server is for development, tests and demonstrations: it has no password and no encryption. Use TensorFlow
+    Serving, which gives the same answers, in production. Metrics for Prometheus are on the REST port, at the path
+    /monitoring/prometheus/metrics. Ctrl-C or SIGTERM ends the server after all running requests are answered.
 
     Attributes:
-      model_base_path: folder with numbered version folders.
+      model_base_path: folder of one model, with a numbered folder for each version.
       model_config_file: file that lists several models, in the text form of TensorFlow Serving's models.config.
-      model_name: model's name in requests; default: the folder's name.
+      model_name: model's name in requests, with --model-base-path only; default: the folder's name.
       rest_port: port of the REST API; 0 picks a free port.
       grpc_port: port of the gRPC API; 0 picks a free port.
       host: address to listen on; the default can be reached from this machine only.
-      poll_seconds: seconds from one look for new versions to the next; 0: look only at the start.
-      batching_parameters_file: TensorFlow Serving's file of parameters for merging waiting requests.
-      batching: merging of waiting requests; when it is off, each request is run on its own.
+      poll_seconds: seconds between two searches for new versions; 0: search only at the start.
+      batching_parameters_file: file of TensorFlow Serving's batching parameters, for merging waiting requests.
+      batching: merging of waiting requests into batches; if switched off, each request runs on its own.
       max_bytes: largest size of a request, in bytes.
-      max_elements: largest number of elements of a tensor in a gRPC request.
+      max_elements: largest number of elements in one tensor of a gRPC request.
     """
 
     model_base_path: Path | None = None
@@ -62,7 +62,7 @@ class Serve(Command):
         if self.model_base_path:
             models = [ServedModel(self.model_name or self.model_base_path.resolve().name, self.model_base_path)]
         elif self.model_name or not self.model_config_file:
-            raise ServingError("--model-name goes with --model-base-path; the file of --model-config-file has its own")
+            raise ServingError("--model-name goes with --model-base-path; --model-config-file has the models' names")
         else:
             models = read_model_config_file(self.model_config_file)
         batching = BatchingOptions() if self.batching else None
@@ -72,7 +72,7 @@ class Serve(Command):
         server = EmbeddedServer(models, self.rest_port, self.grpc_port, self.host, self.poll_seconds, batching, limits)
         if not _is_loopback(self.host):
             print(
-                f"warning: --host {self.host} is not a loopback address: anyone who reaches it can ask every model and "
+                f"warning: --host {self.host} is not a loopback address: anyone who reaches it can use every model and "
                 "change which models are served, without a password",
                 file=sys.stderr,
             )
@@ -93,17 +93,17 @@ class Serve(Command):
 class Verify(Reporting):
     """Check exports before they are served.
 
-    Checks exports without trusting them, and exits with 0 if all pass, with 1 if one is refused. An export passes if:
-      - it has plain files only, each with the hash in the manifest
+    The exports need not be trusted. The exit status is 0 if all exports pass, 1 if one is refused. An export passes if:
+      - it has plain files only, and each file has the hash in the manifest
       - its graph has allowed ops only, reads only its own variables and assets, and writes nothing
-      - a separate process loads it as TensorFlow Serving does and runs its warm-up requests and saved_model_cli
+      - a separate process loads it as TensorFlow Serving does, runs its warm-up requests, and tries saved_model_cli
     A SavedModel is a program: the checks find damage and well-known abuse, but do not make a stranger's export safe to
     serve.
 
     Attributes:
-      directories: folder of a version, or folder of versions.
-      latest: check only the highest version of each folder of versions.
-      timeout: seconds that each export may take.
+      directories: folder of one version, or folder of a model's versions.
+      latest: in a folder of versions, check only the highest version.
+      timeout: time limit for each export, in seconds.
     """
 
     directories: Annotated[tuple[Path, ...], Positional("DIR")]
@@ -134,14 +134,14 @@ class Verify(Reporting):
 
 
 class ClientId(Command):
-    """Print the hashed ids that requests send.
+    """Print the hashes of clients' ids, for requests.
 
-    An export holds keyed hashes instead of clients' ids; requests must send the hash of an id. Keep the key as secret
-    as the ids: with the key, anyone can tell who is in an export.
+    An export has keyed hashes in place of clients' ids, so requests must send the hash of an id. Keep the key as secret
+    as the ids: with the key, anyone can find out who is in an export.
 
     Attributes:
       ids: clients' ids, as in the clients' data.
-      key: file of the key, which the command export wrote.
+      key: key file, which the command export wrote.
     """
 
     ids: Annotated[tuple[str, ...], Positional("ID")]
@@ -157,16 +157,16 @@ class ClientId(Command):
 class Deploy(Command):
     """Write the files that TensorFlow Serving needs in production.
 
-    The files are models.config with every model that has a complete version, batching and monitoring parameters, a
-    Compose file, Kubernetes manifests, and a README with the commands.
+    The files are models.config (the list of all models that have a complete version), batching and monitoring
+    parameters, a Compose file, Kubernetes manifests, and a README with the commands.
 
     Attributes:
-      paths: folder of versions, or folder of such folders.
+      paths: folder of one model's versions, or folder of several models' folders.
       output: folder to write to.
-      replace: replace the kit that is in the folder.
+      replace: replace a kit that is in the output folder already.
       model_name: model's name in requests, for a single model; default: the folder's name.
       versions: versions to serve, for a single model; default: the newest.
-      label: label of a version, for a single model; may be repeated.
+      label: label and its version, for a single model; may be repeated.
     """
 
     paths: Annotated[tuple[Path, ...], Positional("BASE_PATH")]
@@ -206,9 +206,9 @@ class Rollout(Command):
     Attributes:
       base_path: folder of the model's versions.
       model_name: model's name in requests.
-      stable: version for the label stable, which most requests ask for.
-      promote: make the canary stable.
-      canary: version for the label canary, which few requests try.
+      stable: version for the label stable, which most requests name.
+      promote: give the label stable to the present canary.
+      canary: version for the label canary, which a few requests name.
       config: file to change; default: models.config in the folder of versions.
       address: address of a running server's gRPC API.
       timeout: seconds that the server may take to load the versions.
@@ -231,7 +231,7 @@ class Rollout(Command):
         from serving.tf_serving import CONFIG_FILE
 
         if self.promote and self.canary is not None:
-            raise ServingError("--promote makes the canary stable: name a new canary afterwards.")
+            raise ServingError("--promote makes the canary stable: name a new --canary in another rollout.")
         config_file = self.config or self.base_path / CONFIG_FILE
         plan = roll_out(
             config_file,

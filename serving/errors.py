@@ -1,4 +1,4 @@
-"""Defines the error of a request: a gRPC status code with its HTTP status, and a message of bounded length."""
+"""Defines `RequestError`, which has a gRPC status code, an HTTP status and a message of limited length."""
 
 import logging
 import traceback
@@ -27,7 +27,7 @@ CODE_BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class RequestError(Exception):
-    """A request cannot be answered; the error has the gRPC status code and the message for the caller."""
+    """The error of a request that cannot be answered, with the gRPC status code and the message for the caller."""
 
     def __init__(self, code: grpc.StatusCode, message: str):
         super().__init__(message)
@@ -36,12 +36,12 @@ class RequestError(Exception):
 
     @property
     def http_status(self) -> int:
-        """Returns the HTTP status that TensorFlow Serving sends for this code; 500 for codes without one."""
+        """Returns the HTTP status that TensorFlow Serving sends for the code; 500 for codes not in `HTTP_STATUS`."""
         return HTTP_STATUS.get(self.code, 500)
 
 
 def invalid_argument(message: str) -> RequestError:
-    """Builds the error INVALID_ARGUMENT, for a request that no server could answer."""
+    """Builds a `RequestError` with the code INVALID_ARGUMENT, for a request that is itself wrong."""
     return RequestError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
@@ -49,6 +49,6 @@ INTERNAL_ERROR = "Internal error; see the server's log."
 
 
 def log_failure(logger: logging.Logger, what: str, error: BaseException) -> None:
-    """Logs the type and traceback of an unexpected error; the message is left out, as it may quote a request."""
+    """Logs that `what` failed, with the error's type and traceback, without the message, which may quote a request."""
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("%s failed with %s:\n%s", what, type(error).__name__, places)

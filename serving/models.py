@@ -1,4 +1,4 @@
-"""Defines the form in which all clients' models are served: shared arrays are held once, clients' own are stacked."""
+"""Defines the weights to serve: arrays that all clients share, and stacked arrays with a row for each model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -19,18 +19,18 @@ STACKED, CLUSTERS, HYPERNETWORK = "stacked", "clusters", "hypernetwork"
 class PersonalModels:
     """The models of all clients, and the global model for unknown clients.
 
-    Client number `i` owns row `rows[i]` of every stack; several clients may own the same row. The weights of a row's
-    model are `make_weights(shared, {name: stack[row]})`. Row 0 belongs to the global model.
+    Client `client_ids[i]` owns row `rows[i]` of every stack; several clients may own the same row. Row 0 belongs to the
+    global model. The model of a row has the weights `make_weights(shared, own)`, where `own` is the row of each stack.
 
     Attributes:
-      model: the model that every client runs.
-      client_ids: ids of the clients in requests, all different.
-      rows: int32 `[clients]`, the row of each client.
+      model: functions of the model, without weights, the same for every client.
+      client_ids: clients' ids, as requests name clients; all ids are different.
+      rows: number of each client's row in the stacks, int32 `[clients]`.
       shared: arrays that all models have in common, by name.
-      stacked: arrays `[rows, ...]` by name, with one row for every model; the global model's row is the first.
-      make_weights: function `(shared, own) -> weights of the model` in TensorFlow operations, for a hypernetwork
-        `(parameters, descriptor) -> weights`; None if the weights are the arrays of `shared` and `stacked` themselves.
-      layout: `stacked`, `clusters` (several clients may own a row) or `hypernetwork` (weights are made from rows).
+      stacked: stacks `[rows, *weight_shape]` by name, with one row for each model; the global model's row is first.
+      make_weights: function `(shared, own) -> weights` of TensorFlow operations, such as a hypernetwork with arguments
+        `(parameters, descriptor)`; None if the arrays in `shared` and `own` are the weights themselves.
+      layout: `stacked`, `clusters` (several clients may own a row) or `hypernetwork` (`make_weights` computes weights).
     """
 
     model: Model
@@ -43,25 +43,25 @@ class PersonalModels:
 
     @property
     def num_rows(self) -> int:
-        """Returns the number of rows of every stack, the global model's included."""
+        """Returns the number of rows in each stack, including the global model's row."""
         return next((len(stack) for stack in self.stacked.values()), 1)
 
     @property
     def nbytes(self) -> int:
-        """Returns the bytes of all arrays, about the size of an export on disk and, once it is loaded, in memory."""
+        """Returns the size of all arrays in bytes: about the size of an export on disk and in a server's memory."""
         return sum(array.nbytes for array in (*self.shared.values(), *self.stacked.values()))
 
     @property
     def values_per_client(self) -> int:
-        """Returns the number of values that one row has in all stacks together."""
+        """Returns the number of values in one row, summed over all stacks."""
         return sum(int(np.prod(stack.shape[1:], dtype=np.int64)) for stack in self.stacked.values())
 
     def weights_of_row(self, row: int) -> Weights:
-        """Returns the weights of a row's model, by name: arrays, or eager tensors if `make_weights` makes them."""
+        """Returns the weights of one row's model, by name: arrays, or eager tensors if there is a `make_weights`."""
         return self.weights_of({name: stack[row] for name, stack in self.stacked.items()})
 
     def weights_of(self, own: Arrays) -> Weights:
-        """Returns the same as `weights_of_row` for a given row, `own`, which need not be in the stacks."""
+        """Returns the weights, by name, of the row `own` (arrays by stack name), which need not be in the stacks."""
         if self.make_weights is None:
             return {**self.shared, **own}
         shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}

@@ -1,4 +1,4 @@
-"""Defines names and forms that TensorFlow Serving uses (image, paths, JSON), and reads and writes `models.config`."""
+"""Defines TensorFlow Serving's names and formats (Docker image, paths, JSON); reads and writes `models.config`."""
 
 import dataclasses
 import logging
@@ -34,23 +34,23 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Latest:
-    """The policy that serves the `num_versions` newest versions (at least 1), or all versions if it is None."""
+    """The policy to serve the `num_versions` newest versions (at least 1); None serves all versions."""
 
     num_versions: int | None
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns those of the versions found that are to be served."""
+        """Returns the versions to serve, chosen from the versions found on disk."""
         return set(sorted(versions)[-self.num_versions :] if self.num_versions else versions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Specific:
-    """The policy that serves the named versions, and no others."""
+    """The policy to serve exactly the versions listed in `versions`."""
 
     versions: tuple[int, ...]
 
     def choose(self, versions: Iterable[int]) -> set[int]:
-        """Returns those of the versions found that are to be served."""
+        """Returns the versions to serve, chosen from the versions found on disk."""
         return set(versions) & set(self.versions)
 
 
@@ -63,9 +63,9 @@ class ServedModel:
 
     Attributes:
       name: model's name in requests.
-      base_path: folder of the versions, each a folder whose name is the version's number.
+      base_path: folder of the model, with one folder for each version, named by the version's number.
       policy: policy that chooses the versions to serve.
-      labels: version number for each label.
+      labels: version numbers, by label.
     """
 
     name: str
@@ -91,7 +91,7 @@ def read_model_config_file(path: Path) -> list[ServedModel]:
 
 
 def from_proto(config: model_server_config_pb2.ModelServerConfig) -> list[ServedModel]:
-    """Reads a list of models; checks it, and words its errors, as TensorFlow Serving does.
+    """Converts a `ModelServerConfig` to a list of models, with TensorFlow Serving's checks and error messages.
 
     Two checks are stricter than TensorFlow Serving's: names must be valid in URLs, and folders must be local paths.
 
@@ -167,7 +167,7 @@ def write_model_config_file(models: Iterable[ServedModel], path: Path) -> None:
 
 
 def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServerConfig:
-    """Converts a list of models to a `ModelServerConfig`, the message in files and in a `ReloadConfigRequest`."""
+    """Converts a list of models to a `ModelServerConfig`, for `models.config` files and `ReloadConfigRequest`s."""
     config = model_server_config_pb2.ModelServerConfig()
     for model in models:
         entry = config.model_config_list.config.add(
@@ -187,7 +187,7 @@ def to_proto(models: Iterable[ServedModel]) -> model_server_config_pb2.ModelServ
 
 
 def owner(path: Path) -> str:
-    """Returns the numbers `user:group` of a folder's owner, for containers; those of nobody if the owner is root."""
+    """Returns a folder's owner as numbers `user:group`, for containers; nobody's numbers if root owns the folder."""
     stat = path.stat()
     return f"{stat.st_uid}:{stat.st_gid}" if stat.st_uid else f"{NOBODY}:{NOBODY}"
 

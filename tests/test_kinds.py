@@ -91,11 +91,11 @@ def test_an_installed_package_is_named_with_its_version(installed):
         (f"{__name__}:NOT_A_KIND", f"the module {__name__} has no class or function 'NOT_A_KIND'"),
         ("no_such_module:Round", r"cannot import no_such_module:Round \(No module named 'no_such_module'\)"),
         ("tff_pdp.errors.deeper:Round", "cannot import tff_pdp.errors.deeper:Round .*not a package"),
-        (":Round", "':Round' must be module:name"),
-        ("tff_pdp.errors:", "'tff_pdp.errors:' must be module:name"),
-        (".errors:Round", "'.errors:Round' must be module:name"),
-        ("a:b:c", "'a:b:c' must be module:name"),
-        ("C:/shapes.py", "'C:/shapes.py' must be module:name"),
+        (":Round", "':Round' must have the form module:name"),
+        ("tff_pdp.errors:", "'tff_pdp.errors:' must have the form module:name"),
+        (".errors:Round", "'.errors:Round' must have the form module:name"),
+        ("a:b:c", "'a:b:c' must have the form module:name"),
+        ("C:/shapes.py", "'C:/shapes.py' must have the form module:name"),
     ],
 )
 def test_kinds_that_cannot_be_found(kind, message):

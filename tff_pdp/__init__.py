@@ -5,7 +5,7 @@ The functions of the library, in order of use (`serving.server` serves an export
     config = tff_pdp.load_experiment("my.yaml", {"training.rounds": 50})
     tff_pdp.prepare(config)             raw data to a client dataset
     tff_pdp.train(config, "mr_mtl")     a personal model for each client, and a ledger of the budget spent
-    tff_pdp.tune(config, "mr_mtl")      in place of `train`: with a private search for hyper-parameters
+    tff_pdp.tune(config, "mr_mtl")      instead of `train`: also searches hyper-parameters privately
     tff_pdp.evaluate(config)            test metrics, in report.html and summary.json
     tff_pdp.export(config)              all personal models as one SavedModel
     tff_pdp.personalize(config, examples, options=tff_pdp.FitOptions(steps=50))    clients added to the export
@@ -14,13 +14,13 @@ The functions of the library, in order of use (`serving.server` serves an export
 Each name of `__all__` is imported when it is first used: `import tff_pdp` alone does not import TensorFlow. Errors that
 a caller can mend are raised as `UserError`.
 
-errors: the exceptions that users read
-files: functions that write files, each of which is then whole or absent
+errors: exceptions whose messages are meant for users
+files: functions that write a file completely or not at all
 digests: digests of files, and JSON with a digest of itself
 lock: a lock that gives a folder one writer at a time
-journal: lines in a file, each chained to all lines before it
+journal: append-only files whose lines are chained by hashes
 settings: conversion of YAML to typed values, with errors that name the key
-kinds: the class or function that a section's `kind` names, and its settings
+kinds: finds the class or function that a section's `kind` names, and the settings of that class or function
 command_line: commands made of settings classes: options, help, exit status
 _tff: the names of TFF that tff_pdp uses
 data: a client dataset on disk
@@ -32,13 +32,13 @@ engines: how a TFF computation is executed
 reports: `report.html` and `summary.json`
 registry: all runs on this computer, with the records that they use
 experiment: from a file of settings to a method ready to run
-training: rounds, each of which charges the ledger, trains, and saves a checkpoint
+training: rounds of charging the ledger, training and saving checkpoints
 personal_models: from a trained method to served models
 verification: off-line checks of what lies on disk
 reproduce: published experiments, compared with the published figures
 commands: the class of each command
 cli: the command `tff-pdp`, with all commands
-testing: functions that test algorithms and other parts from outside this package
+testing: tests for algorithms, models, data and privacy plans that other packages define
 """
 
 import os
@@ -52,7 +52,7 @@ import warnings
 _FOR_ROWS = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
 if "tensorflow" in sys.modules and any(name not in os.environ for name in _FOR_ROWS):
     warnings.warn(
-        "TensorFlow was imported before tff_pdp, and has read settings that guarantees rely on. Import tff_pdp first, "
+        "TensorFlow was imported before tff_pdp, without settings that privacy guarantees need. Import tff_pdp first, "
         f"or set {' and '.join(f'{name}={value}' for name, value in _FOR_ROWS.items())} before Python starts.",
         stacklevel=2,
     )

@@ -1,7 +1,7 @@
-"""Imports TensorFlow Federated quietly, checks its version, and gives stable names to the symbols that tff_pdp uses.
+"""Imports TensorFlow Federated quietly, checks its version, and gives stable names to TFF's symbols.
 
-TFF moves its public symbols between releases. All other modules import these from here, so a new release
-changes this file alone. Importing this module also removes the execution context that TFF installs at import:
+TFF moves its public symbols between releases. All other modules import TFF's symbols from this module, so a new
+release changes this file alone. Importing this module also removes the execution context that TFF installs at import:
 computations run only inside an engine (`tff_pdp.engines.running`).
 """
 
@@ -21,7 +21,7 @@ _INSTALL = f"run pip install --no-deps -r {pathlib.Path(__file__).with_name('req
 
 
 def check_versions(python: tuple[int, int], federated: str | None) -> None:
-    """Refuses a version of Python (major, minor) or of TFF (None if not installed) that this package does not support.
+    """Checks that this package supports the versions of Python (major, minor) and TFF (None if not installed).
 
     Raises:
         EngineError: a version is not supported; the message has the version found and the version required.
@@ -136,12 +136,12 @@ set_default_context = tff.framework.set_default_context
 
 
 def at_clients(member: object) -> tff.FederatedType:
-    """Returns the type of one value per client; `member` is anything that `to_type` accepts."""
+    """Returns the TFF type of one value per client; `member` is the value's type, as `to_type` accepts it."""
     return tff.FederatedType(tff.to_type(member), tff.CLIENTS)
 
 
 def at_server(member: object) -> tff.FederatedType:
-    """Returns the type of one value at the server; `member` is anything that `to_type` accepts."""
+    """Returns the TFF type of one value at the server; `member` is the value's type, as `to_type` accepts it."""
     return tff.FederatedType(tff.to_type(member), tff.SERVER)
 
 
@@ -155,7 +155,7 @@ invoke_once = inspect.unwrap(AsyncExecutionContext.invoke)
 
 
 class NoEngineContext(SyncContext):
-    """The context outside any engine: refuses to run a computation, with a message that says what to do."""
+    """The execution context outside of any engine; an attempt to run a computation raises an error."""
 
     def invoke(self, comp: object, arg: object) -> NoReturn:
         """Always raises an EngineError."""

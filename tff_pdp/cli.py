@@ -1,6 +1,6 @@
-"""The command `tff-pdp`: names every command, and the class that runs it.
+"""Defines the program `tff-pdp`: its commands, and the class that runs each command.
 
-No module of these classes imports anything slow: TensorFlow and TFF take many seconds, and `--help` should not.
+The modules of these classes import TensorFlow and TFF only in `run`: an import takes seconds, and `--help` should not.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Builds commands from settings classes: options and help, one-line errors, results as text or JSON, exit status.
 
-Fields of a `Command` are its options, with types, ranges and defaults; its docstring is its help. `argparse` parses.
+The fields of a `Command` define options with types, ranges and defaults; the docstring is the help text.
 """
 
 import argparse
@@ -30,12 +30,12 @@ _Section = types.StructType | types.DataclassType
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """Describes a field's option where the field's type is not enough, as in `Annotated[str, Option("ID")]`.
+    """Adds details of a command-line option to a field's type, as in `Annotated[str, Option("ID")]`.
 
     Attributes:
       metavar: placeholder for the value in help.
-      each: whether every value of a tuple needs the option's name before it, because other words may follow.
-      choices: `module:name` of the allowed values, imported only when the command is named.
+      each: for a tuple, whether the option's name is repeated before every value, because other words may follow.
+      choices: `module:name` of the allowed values; the module is imported only if the command is used.
     """
 
     metavar: str = ""
@@ -44,7 +44,7 @@ class Option:
 
 
 class Positional(Option):
-    """Marks a field whose value is written without the option's name."""
+    """Marks a field as a positional argument: the value is written without an option's name."""
 
 
 class Outcome(NamedTuple):
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
     Attributes:
       text: text printed for people; None if the command has printed all already.
-      content: content that `Reporting` commands print with `--json`, as one JSON object, instead of the text.
+      content: plain data that a `Reporting` command prints with `--json`, as one JSON object, instead of the text.
       status: the exit status.
     """
 
@@ -62,17 +62,17 @@ class Outcome(NamedTuple):
 
 
 class Command(Settings):
-    """A command: its fields are the options, its docstring's first line is the summary.
+    """A command: the fields are the options, and the docstring's first line is the summary.
 
-    A field whose type is another `Settings` class, or a dataclass, adds the options of that class; if its type is a
-    union of tagged classes, the field is an option that chooses the class. Fields with the same name share one option,
-    described by the command's own field or else by the first. Booleans are flags, named `--no-...` if they are true by
-    default; tuples take several words, and may be repeated.
+    A field whose type is another `Settings` class, or a dataclass, adds the options of that class. A field whose type
+    is a union of tagged classes is an option that chooses one of the classes. Fields with the same name share one
+    option, described by the command's own field or else by the first field of that name. A boolean field is a flag,
+    named `--no-...` if the default is true. A tuple field takes several words, and may be repeated.
 
     Attributes:
       exactly_one: groups of fields of which exactly one must be given.
       at_most_one: groups of fields of which at most one may be given.
-      fixed: values of fields that are not options.
+      fixed: values, by name, of fields that get no option.
       rest: name of the field that takes unknown flags; empty if unknown flags are errors.
       separator: text between the words of an option's name.
     """
@@ -89,7 +89,7 @@ class Command(Settings):
 
 
 class Reporting(Command):
-    """Reports figures to people or, with `--json`, to programs.
+    """A command that prints a result as text or, with `--json`, as JSON for programs.
 
     Attributes:
       json: print one JSON object on standard output.
@@ -105,7 +105,7 @@ class Table:
     Attributes:
       prog: the program's name, for messages and help.
       about: purpose of the commands.
-      commands: `module:class` by name, imported only when the command is named, or a table of further commands.
+      commands: by command name, `module:class` (imported only if the command is used) or a table of subcommands.
       version: text that `--version` prints; empty for none.
     """
 
@@ -116,10 +116,10 @@ class Table:
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments (by default the process's arguments) name, and prints its result.
+    """Runs the command that the arguments (by default, the process's) name, prints the result, returns the exit status.
 
-    Returns the command's exit status: 2 for a problem that the user can solve, described in one line on standard error;
-    130 if the user stopped the command.
+    The exit status is 2 for a problem that the user can solve, described in one line on standard error; 130 if the user
+    stopped the command; otherwise the command's own.
 
     Raises:
       SystemExit: with status 0, for `--help` and `--version`.

@@ -1,4 +1,4 @@
-"""Computes digests: of JSON files and lines, which contain their own digest, and of the first bytes of a file."""
+"""Computes digests: of JSON content, stored with a digest of itself, and of the first bytes of a file."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ class Prefix(NamedTuple):
     sha256: str
 
     def check(self, path: Path) -> None:
-        """Checks that a file begins with the same bytes.
+        """Checks that the first `num_bytes` bytes of a file have the digest `sha256`.
 
         Raises:
           DataError: the file begins with other bytes, or is missing.
@@ -54,7 +54,7 @@ def with_digest(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """Returns JSON text with a digest of itself, which `from_text` checks."""
+    """Returns the content as indented JSON text with a digest of itself, which `from_text` checks."""
     return json.dumps(with_digest(content), indent=2) + "\n"
 
 
@@ -64,11 +64,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[str, Any]:
-    """Reads what `write_json` wrote.
+    """Reads a JSON file that `write_json` wrote, checks the digest, and returns the content without the digest.
 
     Args:
       path: the file.
-      undigested: values of `format_version` whose files have no digest; None for files that have no version either.
+      undigested: values of `format_version` with which a file may lack a digest; None: a file without version.
 
     Raises:
       DataError: the file is missing or damaged.
@@ -98,7 +98,7 @@ def from_text(text: bytes, *, undigested: Collection[int | None] = ()) -> dict[s
 
 
 def as_line(content: Mapping[str, Any]) -> str:
-    """Returns JSON text on one line with a digest of itself, which `from_text` checks."""
+    """Returns the content as one line of JSON with a digest of itself, which `from_text` checks."""
     return json.dumps(with_digest(content)) + "\n"
 
 

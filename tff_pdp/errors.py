@@ -1,4 +1,4 @@
-"""Defines the exceptions that a user is meant to read: each message says what is wrong, where, and what to do."""
+"""Defines exceptions with messages for users: each message says what is wrong, where, and what to do."""
 
 import errno
 import os
@@ -32,7 +32,7 @@ class ServingError(UserError):
 
 
 def sentence_for_user(error: UserError | OSError) -> str | None:
-    """Describes in one line an error that a user can mend: a `UserError`, or a disk's failure, with the file's name.
+    """Describes in one line an error that a user can mend: a `UserError`, or a disk error with the file's name.
 
     Returns:
       The line; None for other system errors, which are faults of the program and need a traceback.

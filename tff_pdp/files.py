@@ -1,6 +1,6 @@
-"""Writes files that are whole or absent, even if two processes write at once.
+"""Writes files atomically: a file is whole or absent, even if two processes write at once.
 
-A file is replaced in one move. Content that must survive a power cut is flushed to disk before the move.
+A file is replaced by one rename. Content that must survive a power cut is flushed to disk before the rename.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ _ATTEMPT = re.compile(r"\.[0-9a-f]{32}$")
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """Opens a temporary file for writing, which is renamed to `path` at the end, unless there was an error.
+    """Opens a temporary file for writing, and renames it to `path` if the block ends without an error.
 
-    If `is_durable`, the content survives a power cut once the file has its name.
+    If `is_durable`, the content is flushed to disk before the rename, and so survives a power cut.
     """
     with replacing(path) as attempt, open(attempt, "wb") as file:
         yield file
@@ -30,26 +30,26 @@ def atomic_file(path: Path, *, is_durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def is_attempt(path: Path) -> bool:
-    """Checks if a file is one that a killed writer left unfinished."""
+    """Checks if a file has the name of a temporary file, which only a killed writer leaves behind."""
     return bool(_ATTEMPT.search(path.name))
 
 
 def remove_attempts(folder: Path, name: str = "") -> None:
-    """Removes files that killed writers left unfinished, all or those of one name; no other process may be writing."""
+    """Removes killed writers' temporary files, all or those for the file `name`; no process may be writing."""
     for path in folder.glob(f"{glob.escape(name)}*"):
         if is_attempt(path):
             path.unlink()
 
 
 def write_atomically(path: Path, chunks: Iterable[bytes]) -> None:
-    """Writes chunks of bytes as one file."""
+    """Writes chunks of bytes as one file, completely or not at all; the file survives a power cut."""
     with atomic_file(path) as file:
         file.writelines(chunks)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path to write to; its file replaces `path` in one move, if the block ends without an error."""
+    """Yields a temporary path; the file written there replaces `path` if the block ends without an error."""
     attempt = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
         with naming(path):
@@ -61,14 +61,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Writes a text file in one move: a reader sees the old file or the whole new one, never a part."""
+    """Writes a text file atomically: a reader sees the old file or the whole new file, never a part."""
     with replacing(path) as staging:
         staging.write_text(text, encoding="utf-8")
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds a file's name to system errors: errors of writing and flushing, such as on a full disk, have none."""
+    """Adds a file's name to each `OSError` without one, such as the error of a write to a full disk."""
     try:
         yield
     except OSError as error:
@@ -78,10 +78,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def discard(folder: Path) -> None:
-    """Removes a folder and all in it. If the process is killed meanwhile, the folder is whole or has another name.
+    """Removes a folder and all in it; if the process is killed meanwhile, the folder is whole or has another name.
 
-    Leftovers of earlier calls under that other name are removed, too. If the folder is a link, only the link is
-    removed: the folder that it leads to stays.
+    Leftovers of earlier calls under that other name are removed, too. If the folder is a symbolic link, only the link
+    is removed: the target of the link stays.
     """
     moved = folder.with_name(f".{folder.name}.removed")
     remove_tree(moved, ignore_errors=True)
@@ -93,7 +93,7 @@ def discard(folder: Path) -> None:
 
 
 def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
-    """Removes a folder and all in it, or a link without the folder that it leads to."""
+    """Removes a folder and all in it; if the path is a symbolic link, removes only the link."""
     if path.is_symlink():
         path.unlink()
     else:
@@ -101,15 +101,15 @@ def remove_tree(path: Path, *, ignore_errors: bool = False) -> None:
 
 
 def overwrite_and_remove(path: Path) -> None:
-    """Overwrites a file with random bytes, waits until they are on disk, and removes the file.
+    """Overwrites a file with random bytes, flushes the bytes to disk, and removes the file.
 
-    A link is refused: the bytes would overwrite a file in another place.
+    A symbolic link is refused: the bytes would overwrite the target of the link.
 
-    Assumes: the file system writes in place. File systems that copy on write, snapshots, and the spare blocks of a
-      solid-state disk may keep the old content.
+    Assumes: the file system overwrites blocks in place. File systems that copy on write, snapshots, and the spare
+      blocks of a solid-state disk may keep the old content.
 
     Raises:
-      OSError: the file is a link, or cannot be written or removed.
+      OSError: the file is a symbolic link, or cannot be written or removed.
     """
     with naming(path), open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b", buffering=0) as file:
         left = os.fstat(file.fileno()).st_size
@@ -121,7 +121,7 @@ def overwrite_and_remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flushes one file or folder to disk, so that a power cut cannot leave published content half-written."""
+    """Flushes one file or folder to disk, so that the present content survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         with naming(path):
@@ -131,7 +131,7 @@ def sync(path: Path) -> None:
 
 
 def read_at(descriptor: int, offset: int, nbytes: int) -> bytes:
-    """Reads `nbytes` bytes at an offset of an open file; fewer only if the file ends earlier."""
+    """Reads `nbytes` bytes at an offset of an open file; returns fewer bytes only if the file ends earlier."""
     content = os.pread(descriptor, nbytes, offset)
     # The system returns at most 2 GiB at a time.
     while len(content) < nbytes:

@@ -1,11 +1,11 @@
-"""Keeps lines on disk, each chained to all lines before it, so that a damaged or missing line is noticed.
+"""Stores lines in append-only files, chained by hashes so that a damaged or missing line is noticed.
 
-A journal is two files. `NAME.jsonl` holds one JSON object a line, with its `chain`: the SHA-256 of the previous line's
-chain and the line's own content. `NAME.head` holds the chain of the last line, so that a cut-off end is noticed as
-well. A line is flushed before the head; when `append` returns, both survive a power cut.
+A journal is two files. `NAME.jsonl` has one JSON object per line. An object's key `chain` is the SHA-256 of the
+previous line's chain and the line's own content. `NAME.head` has the chain of the last line, so that a cut-off end is
+noticed, too. A line is flushed before the head; when `append` returns, both survive a power cut.
 
-A process that dies within `append` may leave a last line, whole or torn, that the head does not cover. For a torn line,
-`append` never returned: readers skip the line, and the next writer cuts it off.
+A process that dies within `append` may leave a last line, whole or torn, without having updated the head. For a torn
+line, `append` never returned: readers skip the line, and the next writer cuts it off.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class Content(NamedTuple):
     Attributes:
       lines: objects of the lines, in order, without their chains.
       chains: chain of each line, hexadecimal.
-      num_bytes: number of bytes of the file, without a torn last line.
+      num_bytes: size of `NAME.jsonl` in bytes, without a torn last line.
     """
 
     lines: Sequence[Mapping[str, Any]] = ()
@@ -44,7 +44,7 @@ class Content(NamedTuple):
         return self.chains[-1] if self.chains else GENESIS
 
     def has_been_at(self, head: str) -> bool:
-        """Checks if the journal once ended with this chain; false for another journal, or one with missing lines."""
+        """Checks if the journal ended with the chain `head` at some time; false if the line of that time is missing."""
         return head == GENESIS or head in self.chains
 
 
@@ -54,7 +54,7 @@ def head_path(path: Path) -> Path:
 
 
 def stored_head(path: Path) -> str:
-    """Reads the chain of the last line, without reading the lines.
+    """Reads the chain of the last line from `NAME.head`, without reading the lines.
 
     Raises:
       DataError: the file of the head is damaged.
@@ -92,14 +92,14 @@ def read(path: Path) -> Content:
         raise DataError(f"{head_path(path)} is missing, so the end of {path.name} is unknown: restore both from a copy")
     if not content.has_been_at(head or GENESIS):
         raise DataError(
-            f"{path}: lines at the end are damaged or missing, and so is the line that {head_path(path).name} names; "
+            f"{path}: lines at the end are damaged or missing: no line has the chain in {head_path(path).name}; "
             "restore both files from a copy"
         )
     return content
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a whole journal, in place of a file that is not a journal."""
+    """Writes a whole journal; a file at `path` that is not a journal is replaced."""
     chain, stored = GENESIS, []
     for line in lines:
         chain = _chain(chain, line)
@@ -116,7 +116,7 @@ class Journal:
     """
 
     def __init__(self, path: Path):
-        """Opens `NAME.jsonl` in an existing folder, begins the journal if there is none, and cuts off a torn last line.
+        """Opens `NAME.jsonl` in an existing folder, or creates the journal there; cuts off a torn last line.
 
         Raises:
           DataError: the journal is damaged.
@@ -142,14 +142,14 @@ class Journal:
 
     @property
     def content(self) -> Content:
-        """The content up to now."""
+        """The journal's content, appended lines included."""
         return self._content
 
     def append(self, line: Mapping[str, Any]) -> str:
         """Adds a line (plain data without a key `chain`) and returns the new head; the line then survives a power cut.
 
         Raises:
-          OSError: the line could not be written, as on a full disk. The journal is then unchanged, or has the line.
+          OSError: the line could not be written, as on a full disk. The journal is then unchanged or contains the line.
         """
         before = self._content
         chain = _chain(before.head, line)

@@ -1,4 +1,4 @@
-"""Finds the class or function that a `kind` names, in this package or outside of it, and the settings that it takes."""
+"""Finds the class or function that a `kind` names, in this package or outside of it, and its settings."""
 
 import hashlib
 import importlib
@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Kinds(Generic[T]):
-    """Finds the class or function that a section's `kind` names: ours, an installed package's, or any by `module:name`.
+    """Finds the class or function for a `kind`: a name from this or another installed package, or `module:name`.
 
     Args:
       key: dotted key of the kind, for error messages.
-      own: `module:name` of each kind of this package, imported only when the kind is used.
-      group: group of entry points in which installed packages name their kinds.
+      own: this package's kinds: `module:name` by kind, imported only if the kind is used.
+      group: group of entry points in which other installed packages name their kinds.
     """
 
     def __init__(self, key: str, own: Mapping[str, str], group: str):
@@ -39,7 +39,7 @@ class Kinds(Generic[T]):
         path = self._path(kind)
         module, _, name = path.partition(":")
         if not all(part.isidentifier() for part in (*module.split("."), name)):
-            raise ConfigError(f"{self.key}: {path!r} must be module:name")
+            raise ConfigError(f"{self.key}: {path!r} must have the form module:name")
         try:
             found = getattr(importlib.import_module(module), name, None)
         except ImportError as error:
@@ -49,7 +49,7 @@ class Kinds(Generic[T]):
         return typing.cast(T, found)
 
     def origin(self, kind: str) -> str | None:
-        """Returns the origin of a kind: module, version and hash of the module's file; None if in this package.
+        """Returns the origin of a kind: module, version and hash of the module's file; None for a kind of this package.
 
         Raises ConfigError, as in `find`.
         """
@@ -78,7 +78,7 @@ def settings_of(function: Callable[..., Any], given: tuple[str, ...] = ()) -> ty
 
     Args:
       function: function that will be called with the settings.
-      given: names of parameters that the caller gives, which are not settings.
+      given: names of parameters that are no settings, because the caller passes values for them.
 
     Raises:
       ConfigError: a parameter has no annotation.
@@ -100,7 +100,7 @@ _ENTRY = re.compile(r"^(\s+)(\w+): (.*)$")
 
 
 def meanings(owner: Any) -> dict[str, str]:
-    """Returns descriptions of fields, by field, from the docstring of a class (and its bases) or of a function.
+    """Returns descriptions by field name, from the docstring of a class (and its bases) or of a function.
 
     The descriptions are in the section `Attributes:` or `Args:`.
     """

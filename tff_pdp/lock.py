@@ -1,6 +1,6 @@
-"""Locks a folder for one writer: a second command that would write there ends with a message.
+"""Locks a folder for one writer: a second command that would write to the folder ends with a message.
 
-Readers take no lock.
+Readers need no lock.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
     """Keeps all other processes from writing to a folder, until the block or this process ends.
 
     The lock is a file beside the folder, so that the folder may be replaced. The file is never removed: otherwise two
-    processes could lock different files of one name. For a link, two files are locked: one beside the folder that the
-    link leads to, as others may reach it by another name; one beside the link, as a folder may replace it.
+    processes could lock different files of one name. For a symbolic link, two files are locked: one beside the target,
+    which other processes may reach by another name, and one beside the link, which a folder may replace.
 
     Args:
       folder: folder to lock; need not exist.
-      waits: whether to wait for another process that writes there, instead of raising an error.
+      waits: whether to wait while another process writes to the folder, instead of raising an error.
 
     Raises:
-      DataError: another process writes to the folder (the message has the process's number), or the folder is a link
-        that leads to itself.
+      DataError: another process writes to the folder (the message has the process's number), or the folder is a
+        symbolic link that leads to itself.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
@@ -37,7 +37,7 @@ def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
 
 
 def lock_path(folder: Path) -> Path:
-    """Returns the lock file of a folder; for a link, the lock file of the folder that the link leads to.
+    """Returns the path of a folder's lock file; for a symbolic link, of the target's lock file.
 
     Raises:
       DataError: the link leads to itself.

@@ -54,13 +54,13 @@ class _FieldsByName(msgspec.StructMeta):
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, metaclass=_FieldsByName):
     """Settings of one section: fields with type, range and default; unknown keys are refused.
 
-    A subclass explains its fields under `Attributes:`. Rules on several fields are in `__post_init__`, which raises
-    a ValueError; the message to the user is the section's key and the text of that error.
+    A subclass explains its fields under `Attributes:`. Rules on several fields are checked in `__post_init__`, which
+    raises a ValueError; the user sees the section's key, followed by the text of that error.
     """
 
 
 def settings_class(name: str, fields: Mapping[str, Any], defaults: Mapping[str, Any], base: type[S]) -> type[S]:
-    """Builds a subclass of `base` with fields of these types, by name; fields with defaults may be left out."""
+    """Builds a subclass of `base`; `fields` has types by field, `defaults` has the values of optional fields."""
     content = {"__annotations__": dict(fields), "__module__": __name__, **defaults}
     return typing.cast(type[S], new_class(name, (base,), {}, lambda namespace: namespace.update(content)))
 
@@ -88,7 +88,7 @@ class _Yaml(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Builds a mapping, whose own keys replace merged ones."""
+        """Builds a mapping; keys written in the mapping replace keys merged by `<<`."""
         # Puts merged ones first.
         self.flatten_mapping(node)
         return {key.value: self.construct_object(value, deep=deep) for key, value in node.value}
@@ -154,13 +154,13 @@ def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any: .
 
 
 def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
-    """Converts plain data to a `Settings` class, or to any type that a field of such a class may have.
+    """Converts plain data to a `Settings` class, or to any type that is allowed for a field of a `Settings` class.
 
     Args:
       kind: class or type to convert to.
-      content: mappings, lists, numbers and text, as YAML has them.
-      source: source of the content, a file or an option of a command; error messages begin with it.
-      key: dotted key of the content in the source; empty if the content is the whole source.
+      content: plain data as read from YAML: mappings, lists, numbers and text.
+      source: name of the content's source, a file or an option of a command, with which error messages begin.
+      key: dotted key of the content within the source; empty if the content is the whole source.
 
     Raises:
       ConfigError: a key is unknown or missing, or a value has a wrong type or lies outside of its range.
@@ -185,12 +185,12 @@ def read_settings(kind: Any, content: Any, source: str, key: str = "") -> Any:
 
 
 def to_plain(settings: Settings) -> dict[str, Any]:
-    """Converts settings to plain data for JSON or YAML, with defaults filled in."""
+    """Converts settings to plain data for JSON or YAML, including settings that have their defaults."""
     return msgspec.to_builtins(settings)
 
 
 def join_key(key: str, name: object) -> str:
-    """Joins a dotted key and a name below it.
+    """Appends a name to a dotted key.
 
     >>> join_key("privacy", "clip_norm"), join_key("", "privacy")
     ('privacy.clip_norm', 'privacy')
@@ -281,7 +281,7 @@ def _cause(error: msgspec.ValidationError) -> str:
 
 
 def words_of_type(info: types.Type) -> str:
-    """Describes in words the values that a field takes.
+    """Describes in words the values that a field of a type accepts.
 
     >>> words_of_type(types.type_info(Count)), words_of_type(types.type_info(Positive | None))
     ('a whole number of at least 1', 'a number above 0, or nothing')

@@ -35,7 +35,7 @@ _BLOCK_ROWS = 1 << 15
 
 
 def contact_stages(chunks: Iterable[Chunk], rules: RowRules) -> tuple[Stage, ...]:
-    """Builds the two stages that turn contacts into rows; they run after the stages that `people_stages` builds."""
+    """Builds the two stages that turn contacts into rows, and run after the stages that `people_stages` builds."""
     read, write = (functools.partial(work, rules) for work in (_read_contacts, _write_rows))
     return (
         Stage("read_contacts", tuple(chunks), read, gives=("contacts",), after=(ORDER,)),

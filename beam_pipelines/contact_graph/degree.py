@@ -2,13 +2,13 @@
 
 A person's row is a function of the person, of the person's contacts within the silo, and of the people met. The choice
 of contacts for the row's slots depends on nobody else (`beam_pipelines.contact_graph.sampling`). So a row changes only
-if its person, one of the person's contacts, or one of the people met changes.
+if the row's person, one of the person's contacts, or one of the people met changes.
 
 All bounds assume that the following is public: people's silo, group and household, the sizes of households, the number
 of people, and the number of days that durations are divided by (`observed_days`). All bounds also assume that
-neighbouring graphs are well-formed, because a person whose rows are unreadable or conflicting, or whose disease states
-are not in the order S, I, R, is left out, which changes the number of rows. A job that refuses input with too many bad
-rows reveals one bit about the input.
+neighbouring graphs are well-formed: a person is left out, and the number of rows changes, if the person's rows are
+unreadable or conflicting, or the disease states are not in the order S, I, R. A job that refuses input with too many
+bad rows reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -38,7 +38,7 @@ class _Bound(Settings):
 
 
 class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True):
-    """Promises in public that nobody has met more than D people; the promise is checked when rows are made.
+    """Public promise that nobody has met more than D people; a job checks the promise when it makes rows.
 
     Guarantee: person u can change u's own row and the rows of the people that u has met, at most D. With
       `replace_special`, u leaves: u's row is all zeros and u is in no other row, so D + 1 rows change. With
@@ -48,7 +48,7 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
       reveals that the promise is broken.
 
     Attributes:
-      max_degree: D, the largest number of different people that anybody has met within the own silo.
+      max_degree: D, the largest number of different people that anybody has met within the person's silo.
       adjacency: how neighbouring graphs differ. `replace_one`: a person becomes somebody else, with other contacts;
         `replace_special`: a person leaves, and the row is all zeros.
     """
@@ -73,7 +73,7 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
         excess = np.flatnonzero(degrees > self.max_degree)
         if len(excess):
             raise DataError(
-                f"degree_bound: person {people[excess[0]]} has met {degrees[excess[0]]} people of the own silo, more "
+                f"degree_bound: person {people[excess[0]]} has met {degrees[excess[0]]} people of the same silo, more "
                 f"than the promised max_degree {self.max_degree}. Rows would be less private than promised: raise "
                 "max_degree, or use kind public_groups or edge"
             )
@@ -113,7 +113,7 @@ class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=
 
 
 class EdgeLevel(_Bound, tag_field="kind", tag="edge", omit_defaults=True):
-    """Protects which pairs have met, and when. People are not protected: their features and states are not hidden.
+    """Protects whether and when two people have met. People's features and states are not protected.
 
     Guarantee: all contacts of a pair are in the rows of these two people and in no other row: two rows change.
     """

@@ -47,7 +47,7 @@ class Chunk:
 
     @property
     def source(self) -> str:
-        """Returns the name that dead letters state for the file; it is the same wherever the population's folder is."""
+        """Returns the file's name for dead letters, without the path of the population's folder."""
         return self.path.name if self.path.stem.startswith(self.table) else f"{self.table}/{self.path.name}"
 
 
@@ -66,14 +66,14 @@ class InputRows:
 
 
 def find_table(folder: Path, table: str, columns: Sequence[str]) -> tuple[Path, ...]:
-    """Finds the files of a table and checks that each has the columns; returns no file if there is no such table.
+    """Finds the files of a table and checks that each has the columns; returns `()` if there is no such table.
 
     Raises:
       DataError: the table exists twice, or a file cannot be read or lacks a column.
     """
     paths = paths_of(folder, table)
     if len(paths) > 1:
-        raise DataError(f"{paths[0]}: {paths[1].name} is the same table; remove one of them")
+        raise DataError(f"{paths[0]}: {paths[1].name} is the same table; remove one of the two")
     if not paths:
         return ()
     files = paths
@@ -141,7 +141,7 @@ def read_table(folder: Path, table: str, columns: Sequence[str]) -> Iterator[Map
     """Reads columns of a whole table, some rows at a time; files are read in the order of their names.
 
     Raises:
-      DataError: the table, a column or a value is missing, or a value has the wrong type; names the file.
+      DataError: the table, a column or a value is missing, or a value has the wrong type; the message names the file.
     """
     files = find_table(folder, table, columns)
     if not files:

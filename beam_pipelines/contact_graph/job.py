@@ -27,7 +27,7 @@ _TEXT_BYTES, _GZIP_BYTES = 34, 9
 
 
 def run_contact_graph_job(options: ContactGraphOptions) -> Summary:
-    """Makes a client dataset of a contact graph's rows, unless the output already holds that dataset.
+    """Makes a client dataset of a contact graph's rows, unless the output already contains that dataset.
 
     `options.input` is the folder of the tables (`beam_pipelines.contact_graph.tables`).
 
@@ -80,7 +80,7 @@ def _find_tables(
 ) -> dict[str, tuple[Path, ...]]:
     """Finds the files of every table, and checks their columns before any stage runs."""
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; --input takes the folder of a population's tables")
+        raise DataError(f"{folder}: no such folder; --input must be the folder of a population's tables")
     tables = {table: find_table(folder, table, columns[table]) for table in columns}
     required = ["person", "population_network", "disease_outcome_training"]
     if options.rows.silo_by.startswith("residence_grid"):

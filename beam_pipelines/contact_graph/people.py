@@ -1,7 +1,7 @@
-"""Holds all people of a population as arrays, in the order of their rows; all tasks read the arrays from files.
+"""Stores all people of a population as arrays, which all tasks read from files, and computes people's features.
 
-`person_features` describes a person by bytes; each byte stands for a number between 0 and 1. Values are cut off at the
-ends of fixed ranges. The ranges are public constants, the same for all data, and do not depend on the population.
+A person's features are bytes; each byte represents a number between 0 and 1. Values are clipped to fixed ranges. The
+ranges are public constants, the same for all data, and do not depend on the population.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _SPARSEST = 8
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """People as arrays `[n]`, sorted by silo, split and id. A person's place is the position in this order.
+    """People as arrays `[n]`, sorted by silo, split and id. A person's "place" is the position in this order.
 
     Attributes:
       silos: names of the silos, sorted.
@@ -53,7 +53,7 @@ class People:
         return len(self.pid)
 
     def save(self, staging: Path) -> None:
-        """Writes the arrays into a job's staging folder, atomically; does nothing if they are there already."""
+        """Writes the arrays into a job's staging folder, atomically; does nothing if the arrays are there already."""
         folder = staging / f"{PEOPLE_FOLDER}.{uuid.uuid4().hex}"
         folder.mkdir()
         for name in _ARRAYS:
@@ -71,7 +71,7 @@ class People:
 
     @classmethod
     def load(cls, staging: Path) -> "People":
-        """Opens the arrays as memory maps: values are read from the files when they are used."""
+        """Opens the arrays as memory maps: values are read from the files when used."""
         folder = staging / PEOPLE_FOLDER
         arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS}
         return cls(silos=tuple(json.loads((folder / _NAMES_FILE).read_text())), **arrays)
@@ -81,7 +81,7 @@ _ARRAYS = tuple(field.name for field in dataclasses.fields(People) if field.name
 
 
 class PlaceLookup(NamedTuple):
-    """Arrays that map ids to places.
+    """Arrays that map people's ids to the people's places; see `People`.
 
     Attributes:
       sorted_pid: sorted ids, int64 `[n]`.
@@ -96,7 +96,7 @@ class PlaceLookup(NamedTuple):
 
     @classmethod
     def of(cls, pids: np.ndarray) -> "PlaceLookup":
-        """Builds the arrays; `pids` has the id of each place, int64 `[n]`."""
+        """Builds the arrays; `pids` are the ids in the order of the places, int64 `[n]`."""
         order = np.argsort(pids, kind="stable").astype(np.int32)
         ids, places = pids[order], np.empty(0, np.int32)
         # Python's integers do not overflow.
@@ -162,5 +162,5 @@ def person_features(
 
 
 def to_bytes(values: np.ndarray) -> np.ndarray:
-    """Cuts numbers off at 0 and 1, and stores them as bytes, rounded to multiples of 1/255: uint8 of the same shape."""
+    """Converts numbers to bytes: 255 times the number clipped to [0, 1], rounded; uint8 of equal shape."""
     return np.rint(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)

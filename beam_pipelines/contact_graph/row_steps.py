@@ -79,7 +79,7 @@ def unique_rows(table: str, key: str, rows: Columns, context: TaskContext) -> Co
 
 
 def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each wanted id's position in the sorted `ids` (arbitrary if it is missing), and whether it is there."""
+    """Returns each wanted id's position in the sorted `ids`, arbitrary if missing, and whether the id is present."""
     if not len(ids):
         return np.zeros(len(wanted), np.int64), np.zeros(len(wanted), bool)
     places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
@@ -89,7 +89,7 @@ def find_places(ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
 def rows_of_people(
     table: str, rows: Columns, pids: np.ndarray, is_sound: np.ndarray, reason: Reason, context: TaskContext
 ) -> tuple[Columns, np.ndarray]:
-    """Returns the valid rows of known people, and for each such row the person's position in the sorted `pids`.
+    """Returns the valid rows of known people, and the position of each valid row's person in the sorted `pids`.
 
     Drops rows of unknown people and, for `reason`, rows whose `is_sound` (bool `[rows]`) is false; counts all rows.
     """
@@ -102,7 +102,7 @@ def rows_of_people(
 
 
 def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext) -> None:
-    """Counts the rows with these ids as dropped for a reason, and keeps dead letters for the first of them."""
+    """Counts the rows with these ids as dropped for a reason, and keeps dead letters for the first few."""
     context.count(table, reason, len(ids))
     first = ids[:_MOST_LETTERS].tolist()
     context.letters.extend(DeadLetter(table, str(identifier), None, reason, "") for identifier in first)

@@ -1,10 +1,10 @@
-"""Defines how people become rows, and computes the numbers in a row; each is from 0 to 1 and stored as a byte.
+"""Defines how people become rows, and computes the numbers in a row, each from 0 to 1 and stored as a byte.
 
 A row describes the days before the row's start. The layout `slots` has a block for each sampled contact, as in the
 winning entry of the US/UK PETs challenge (Liu, CMU-RI-TR-23-17, 2023, section 2.3). `summary` has the mean of these
 blocks over all slots, empty slots included, and for each day the time spent with infectious people. `exposure` has ten
-numbers: how many contacts were infectious in the last days, and how long these were met. With fewer numbers in a
-row, noise on gradients drowns less of the signal.
+numbers: how many contacts were infectious in the last days, and how long the person met these contacts. The fewer
+numbers a row has, the less the noise on gradients hides the signal.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ class RowLayout:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the name of each number."""
+        """Returns the names of the numbers in a row."""
         days = range(-self.window_days, 0)
         history = [f"infectious_day{day}" for day in days] + [f"recovered_day{day}" for day in days]
         own = [*PERSON_FEATURES, "share_of_slots", "always_susceptible", *history]
@@ -72,12 +72,12 @@ class RowLayout:
 
     @property
     def size(self) -> int:
-        """Returns the number of numbers in a row."""
+        """Returns how many numbers a row has."""
         return len(self.names)
 
 
 class RowSettings(Settings):
-    """Says how people become rows.
+    """Settings of how people become rows.
 
     Attributes:
       degree_bound: bound on the rows that one person can change; see `beam_pipelines.contact_graph.degree`.
@@ -88,10 +88,10 @@ class RowSettings(Settings):
         see `beam_pipelines.contact_graph.rows`.
       num_days: number of observed days, from day 0.
       window_days: number of days of history in a row.
-      prediction_days: length of the period after a row's history; the label is whether the person falls ill in it. For
-        test rows, whose history ends with the last observed day, table `target` has the label.
+      prediction_days: number of days after a row's history; the label is whether the person falls ill on these days.
+        The history of test rows ends with the last observed day; table `target` states the labels.
       num_windows: number of rows per person in training and validation, each with its own randomly drawn window in
-        time. The number of rows that one person can change grows in proportion.
+        time. The number of rows that one person can change grows in proportion to `num_windows`.
     """
 
     degree_bound: DegreeBound
@@ -123,8 +123,8 @@ class ContactGraphOptions(JobOptions):
       rows: how people become rows.
       validation_fraction: expected share of people whose rows are for validation.
       min_people_per_silo: smallest number of people in a silo; smaller silos are left out.
-      num_shards: number of shard files; 0 chooses a number for the contacts at hand. A task holds the contacts of one
-        shard in memory.
+      num_shards: number of shard files; 0 lets the job choose a number by the number of contacts. A task has the
+        contacts of one shard in memory.
     """
 
     rows: RowSettings
@@ -177,7 +177,7 @@ def build_rows(
       people: all people of the population.
       first: place of the first person with a row.
       degrees: number of people that each person has met, int64 `[n]`.
-      pairs: sampled contacts of these n people, sorted by owner; owners are counted from `first`, others are places.
+      pairs: sampled contacts of these n people, sorted by `owner` (counted from `first`); `other` is a place.
       starts: first day after each row's history, int64 `[n]`.
     """
     own = slice(first, first + len(starts))

@@ -1,8 +1,8 @@
 """Chooses which contacts fill the slots of a person's row.
 
-The choice depends only on the seed and on the ids of the person and of the people met. It compares keyed hashes of 64
-bits, so the number of people in a partition does not matter. If hashes are equal, the order by silo, split and id
-decides. This order depends on nobody else either, because contacts lie in one silo and the split is a hash of the id.
+The choice depends only on the seed and on the ids of the person and of the people met: the pairs with the smallest
+64-bit keyed hashes are chosen, whatever the number of people in a partition. Between equal hashes, the order by silo,
+split and id decides. This order depends on nobody else, because contacts are in one silo and the split hashes the id.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from beam_pipelines.keyed_hash import keyed_uint64
 
 
 class Contacts(NamedTuple):
-    """Single contacts as seen by one of their two people, the owner: arrays `[n]`.
+    """Contacts, each from the view of one of the two people, the owner: arrays `[n]`.
 
     Attributes:
       owner: person whose row the contact is for, as a position from the partition's first person, int64.
@@ -34,8 +34,8 @@ class Pairs(NamedTuple):
     """Pairs of an owner and a person met, each with a summary of all their contacts: arrays `[pairs]`, sorted by owner.
 
     Attributes:
-      owner: as in `Contacts`.
-      other: as in `Contacts`.
+      owner: owner, as in `Contacts`.
+      other: person met, as in `Contacts`.
       slot: position of the pair in the owner's row, from 0.
       start: start of the contact that begins earliest in the day, in seconds since midnight.
       duration: total duration of all contacts in seconds.
@@ -53,9 +53,9 @@ class Pairs(NamedTuple):
 
 
 def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
-    """Merges all contacts of an owner with the same other person into one pair, sorted by owner and other.
+    """Merges all contacts of an owner with one other person into one pair; sorts the pairs by owner and other.
 
-    In the result, `slot` numbers each owner's pairs in this order, from 0.
+    The result's `slot` numbers each owner's pairs in this order, from 0.
 
     Args:
       contacts: contacts in any order.
@@ -88,7 +88,7 @@ def share_repeated(contacts: Contacts) -> float:
 
 
 def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
-    """Chooses each owner's `num_slots` pairs with the smallest keyed hashes of both ids (if equal, the first by place).
+    """Chooses each owner's `num_slots` pairs with the smallest keyed hashes of both ids (if equal, the smaller place).
 
     Args:
       pairs: pairs sorted by owner and other.

@@ -59,7 +59,7 @@ def write_about(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def read_observed_days(folder: Path) -> int:
-    """Reads the number of days over which durations of contacts are summed; 1 if `about.json` does not state it.
+    """Reads the number of days over which durations of contacts are summed; 1 if `about.json` states none.
 
     Raises:
       DataError: `about.json` is not JSON, or the number is not a positive integer.

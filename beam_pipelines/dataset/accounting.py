@@ -1,6 +1,6 @@
 """Counts the records that a job read, kept and dropped, and checks that none was lost in between.
 
-Tasks count under the names `<record>/read`, `<record>/kept` and `<record>/<reason>`; a record is a user (or
+Counts have the names `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or
 client), an example, or a row of a table. The check finds a record lost between two stages only if the record is counted
 as read in the first stage, and as kept or dropped in the second.
 """
@@ -52,7 +52,7 @@ class Counts:
         return {kind: counts for kind, counts in self.records.items() if kind not in (USERS, EXAMPLES)}
 
     def worst_input(self) -> tuple[str, RecordCounts, float]:
-        """Returns the kind of record (not users) with the largest share of dead letters, its counts, and this share."""
+        """Returns the kind of record (except users) with the largest share of bad input, its counts, and that share."""
         shares = {
             kind: sum(number for reason, number in counts.dropped.items() if Reason(reason).is_bad_input)
             / max(counts.read, 1)
@@ -85,6 +85,6 @@ def add_up(counts: Mapping[str, int]) -> Counts:
         dropped = {reason.value: numbers[reason] for reason in Reason if numbers[reason]}
         found = RecordCounts(numbers[READ], numbers[KEPT], dropped)
         if found.read != found.kept + sum(dropped.values()) or sum(numbers.values()) != 2 * found.read:
-            raise RuntimeError(f"{kind} were lost or counted twice: {dict(numbers)}")
+            raise RuntimeError(f"{kind} were lost or counted twice (read is not kept + dropped): {dict(numbers)}")
         records[kind] = found
     return Counts(records)

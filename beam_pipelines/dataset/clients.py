@@ -139,13 +139,13 @@ def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
         read = functools.partial(_read_users, raw.folder, raw.read_users, rules)
         first = (Stage("read_users", raw.units, read, gives=(USERS,)),)
     else:
-        raise ValueError(f"raw data {raw.source!r} have neither read_users nor user_stages")
+        raise ValueError(f"raw data {raw.source!r} have neither read_users nor user_stages; set one")
     write = functools.partial(_write_shard, rules)
     return (*first, partition_stage("write_shards", rules.num_shards, write, takes=(USERS,)))
 
 
 def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
-    """Checks users, counts them as read, and sends each user to the task of its shard."""
+    """Checks users, counts the users as read, and yields pieces for the tasks of the users' shards."""
     waiting: dict[int, list[_UserRow]] = {}
     size = 0
     for user in users:
@@ -238,7 +238,7 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
-    """Makes a client dataset, unless the output already holds it; raises DataError as `run_dataset_job` does."""
+    """Makes a client dataset, unless the output already contains it; raises DataError as `run_dataset_job` does."""
     if raw.has_test_examples and options.split_by == "user":
         raise DataError(f"{options.input}: has test examples of its own, so split_by must be sample, not user")
     features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)

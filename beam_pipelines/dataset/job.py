@@ -47,8 +47,8 @@ class DatasetJob:
       sources: names and hashes of the input files.
       features: shape and types of the written examples.
       num_shards: number of shards that the last stage writes.
-      stages: stages of the job; they write the shards and dead letters.
-      row_influence: bound on the rows that one person or pair can change; None if rows are independent.
+      stages: stages of the job, which write the shards and dead letters.
+      row_influence: bound on how many rows one person or pair can change; None if rows are independent.
     """
 
     parameters: Mapping[str, Any]
@@ -69,7 +69,7 @@ class DatasetJob:
 
 
 def run_dataset_job(job: DatasetJob, options: JobOptions) -> Summary:
-    """Writes a client dataset, unless the output already holds that dataset.
+    """Writes a client dataset, unless the output already contains that dataset.
 
     Raises:
       DataError: a file cannot be read; more than `max_bad_fraction` of the input is unusable; no client is left; or the
@@ -143,7 +143,7 @@ def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, stag
     clients = _clients(write_index(staging, job.num_shards))
     num_examples = {split: sum(by_split[split] for by_split in clients.values()) for split in SPLITS}
     if (len(clients), sum(num_examples.values())) != (counts.kept.users, counts.kept.examples):
-        raise RuntimeError(f"the index holds {len(clients)} clients and {num_examples}, but {counts.kept} were kept")
+        raise RuntimeError(f"the index has {len(clients)} clients and {num_examples}, but tasks counted {counts.kept}")
     shards = (shard_name(shard, job.num_shards) for shard in range(job.num_shards))
     return Manifest(
         features=job.features,

@@ -1,6 +1,6 @@
-"""Manages the folder in which a job prepares its output; what a killed job leaves there never looks complete.
+"""Manages the folder in which a job prepares its output; the folder of a killed job never looks complete.
 
-Jobs with the same input and options write shards and an index with the same bytes.
+Jobs with equal input and options write shards and an index of equal bytes.
 """
 
 import contextlib
@@ -28,12 +28,12 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
     """Yields a hidden folder beside `output` for this process alone, and removes the folder when the job has ended.
 
-    If a job was killed, the next job with the same key resumes with its files; a job with another key removes them.
-    A job that ends with an error of the input leaves nothing. A publication that was interrupted is completed first.
+    A killed job leaves files in the folder: the next job with an equal key uses the files, a job with another key
+    removes the files. After an error of the input, nothing is left. An interrupted publication is completed first.
 
     Args:
       output: folder that the job will write.
-      resume_key: key; jobs with equal keys may resume with each other's files; empty for a job that starts anew.
+      resume_key: text that is equal for jobs that may use each other's files; empty for a job that starts anew.
 
     Raises:
       DataError: another job is writing the same output.
@@ -75,7 +75,7 @@ def publish(staging: Path, output: Path) -> None:
 
 
 def is_half_published(output: Path) -> bool:
-    """Tells whether a job was killed while it replaced the dataset at `output`; the next job repairs this."""
+    """Tells whether a job was killed while it replaced the dataset at `output`; the next job completes this."""
     return _replaced(output).exists()
 
 
@@ -95,15 +95,15 @@ def _replaced(output: Path) -> Path:
 
 
 def keep_dead_letters(staging: Path, destination: Path) -> None:
-    """Moves a failing job's dead letters out of the staging folder; they replace those of an earlier job.
+    """Moves a failing job's dead letters to `destination`, and replaces the dead letters of an earlier job there.
 
     Raises:
-      DataError: the destination exists and holds anything but dead letters.
+      DataError: the destination exists and contains anything but dead letters (`.jsonl` files).
     """
     if destination.exists() and not (
         destination.is_dir() and all(path.suffix == ".jsonl" for path in destination.iterdir())
     ):
-        raise DataError(f"{destination}: holds more than dead letters; choose another --dead_letters or remove it")
+        raise DataError(f"{destination}: not a folder of dead letters only; choose another --dead_letters or remove it")
     remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(staging / DEAD_LETTER_FOLDER, destination)
@@ -145,13 +145,13 @@ _INDEX_SCHEMA = pyarrow.schema(
 
 
 def shard_name(shard: int, num_shards: int) -> str:
-    """Returns the name of a shard file, relative to the dataset."""
+    """Returns the path of a shard file, relative to the dataset's folder."""
     return f"{SHARD_FOLDER}/part-{shard:05d}-of-{num_shards:05d}.tfrecord"
 
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Framed TFRecords of the examples of one client and split, to be appended to a shard."""
+    """Examples of one client and split as framed TFRecords, to be appended to a shard."""
 
     client: str
     split: str
@@ -160,7 +160,7 @@ class Extent:
 
 
 def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Extent]) -> None:
-    """Writes a shard and its index; the extents, sorted by client and split, are made one at a time."""
+    """Writes a shard and the shard's index, one extent at a time; `extents` are sorted by client and split."""
     rows, offset = [], 0
     with atomic_file(staging / shard_name(shard, num_shards)) as file:
         for extent in extents:
@@ -174,7 +174,7 @@ def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Ex
 
 
 def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
-    """Joins the indices of all shards into one, sorted by client, split and shard; writes it and returns it."""
+    """Joins the indices of all shards into one index, sorted by client, split and shard; writes and returns it."""
     parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
     order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
     index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()

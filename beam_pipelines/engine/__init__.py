@@ -2,5 +2,5 @@
 
 stages: stages of a job; stores pieces of tables as bytes and in files
 tasks: runs one task in a worker and writes its report; ends workers when their job ends
-run: runs and watches stages, each in a Beam pipeline of its own or all in one pipeline
+run: runs stages and shows progress, each stage in a Beam pipeline of its own or all in one pipeline
 """

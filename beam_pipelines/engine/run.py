@@ -1,8 +1,8 @@
-"""Runs stages on a Beam runner and watches them: each stage in a pipeline of its own, or all stages in one.
+"""Runs stages on a Beam runner and shows progress: each stage in a pipeline of its own, or all stages in one.
 
-If all stages are one pipeline, Beam groups the pieces by partition between them. If each stage is a pipeline, pieces
-lie in files between stages: a task holds only the pieces of its own partition in memory, so the largest partition
-bounds the memory, whatever the size of the input, and a job that was killed resumes with the unfinished tasks.
+In one pipeline, Beam groups the pieces by partition between stages. With a pipeline for each stage, pieces lie in files
+between stages: a task has only the pieces of its own partition in memory, so the largest partition bounds the memory,
+whatever the size of the input. A killed job then resumes with the unfinished tasks.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ from tff_pdp.errors import DataError, sentence_for_user
 
 
 def run_stages(stages: Sequence[Stage], folder: Path, *, is_staged: bool, flags: list[str]) -> Counter[str]:
-    """Runs stages and returns the sums of their tasks' counts.
+    """Runs stages; returns the counts of records, summed over all tasks.
 
     Args:
       stages: stages in order; the `takes` and `after` of a stage refer to earlier stages only.
-      folder: staging folder; every worker must see it under this name. With `is_staged`, tasks that have a report in it
-        are not run again.
+      folder: staging folder; every worker must see the folder under this name. With `is_staged`, tasks that have a
+        report there are not run again.
       is_staged: whether each stage is a pipeline of its own, with files between pipelines; otherwise all stages are one
         pipeline, and the runner carries the pieces.
       flags: Beam's flags, including `--runner=...`.
@@ -73,7 +73,7 @@ def _run(pipeline: beam.Pipeline, stages: Sequence[Stage], folder: Path) -> None
     for stage in stages:
         left = len(stage.tasks) - count_done(folder, stage.name)
         if left:
-            raise RuntimeError(f"the runner says it is done, but {left} tasks of stage {stage.name} have not been run")
+            raise RuntimeError(f"the Beam runner has ended, but {left} tasks of stage {stage.name} have not been run")
 
 
 def _refused_by_disk(text: str, folder: Path) -> OSError | None:
@@ -95,7 +95,7 @@ logging.getLogger("apache_beam.runners.common").addFilter(
 def _check_errors(stages: Sequence[Stage], folder: Path) -> None:
     errors = [report.error for stage in stages for report in read_reports(folder, stage.name) if report.error]
     if errors:
-        more = f" (and {len(errors) - 1} more errors of this kind)" if len(errors) > 1 else ""
+        more = f" (and {len(errors) - 1} more errors in other tasks)" if len(errors) > 1 else ""
         raise DataError(errors[0] + more)
 
 

@@ -1,7 +1,7 @@
 """Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later stage.
 
 Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
-Arrow IPC stream of one batch, whose schema names its table and its origin. A file holds the pieces of one task, then a
+Arrow IPC stream of one batch, whose schema states table and origin. A file contains the pieces of one task, then a
 table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition, offset, length), then the
 number of pieces as int64.
 """
@@ -23,7 +23,7 @@ from tff_pdp.files import atomic_file, read_at
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Rows of a table for the task of one partition."""
+    """Rows of a table, sent to the task of one partition."""
 
     table: str
     partition: int
@@ -37,8 +37,8 @@ class TaskContext:
     Attributes:
       number: number of the task in the stage.
       folder: staging folder of the job; a task writes files there atomically, under names that no other task uses.
-      tables: batches that earlier stages gave to this task's partition, by table. The batches are sorted by stage, task
-        and order of creation, so they do not depend on the engine.
+      tables: batches that earlier stages sent to this task's partition, by table. The batches are sorted by stage, task
+        and order of creation, so that the order does not depend on the engine.
       counts: numbers of records read, kept and dropped, for `beam_pipelines.dataset.accounting`.
       letters: dead letters, which are written into the job's folder of dead letters if the task succeeds.
     """
@@ -50,7 +50,7 @@ class TaskContext:
     letters: list[DeadLetter] = dataclasses.field(default_factory=list)
 
     def count(self, record: str, what: str, number: int = 1) -> None:
-        """Counts records of a kind, such as rows of a table, as `read`, `kept`, or dropped for a reason."""
+        """Counts `number` records of a kind, such as a table; `what` is `read`, `kept`, or the reason for dropping."""
         if number:
             self.counts[f"{record}/{what}"] += int(number)
 
@@ -63,13 +63,13 @@ class Stage:
     """Stage of tasks that do not depend on each other.
 
     Attributes:
-      name: name that no other stage has; also the name of a folder.
-      tasks: a small picklable value for each task; in a stage that takes tables, the numbers 0, 1, ... of partitions.
-      work: picklable function `(task, context) -> pieces`. It may run twice for the same task, even at the same time.
-        It raises DataError for input that the job cannot use; the message reaches the user.
+      name: unique name, also the name of a folder.
+      tasks: a small picklable value for each task; in a stage that reads tables, the numbers 0, 1, ... of partitions.
+      work: picklable function `(task, context) -> pieces`. The function may run twice for a task, even at the same
+        time, and raises DataError for input that the job cannot use; the user sees the message.
       gives: names of the tables that the stage's pieces belong to.
-      takes: names of the tables, given by earlier stages, that the tasks read.
-      after: names of earlier stages that must be finished first, because the tasks read files that they write.
+      takes: names of the tables from earlier stages that the tasks read.
+      after: names of the earlier stages whose files the tasks read; these stages must be finished first.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Stage:
 
 
 def partition_stage(name: str, num_partitions: int, work: Work, takes: tuple[str, ...], **others: Any) -> Stage:
-    """Builds a stage with a task for each partition of the tables in `takes`; `others` are arguments of `Stage`."""
+    """Builds a stage with a task for each partition of the tables in `takes`; `others` are passed to `Stage`."""
     return Stage(name, tuple(range(num_partitions)), work, takes=takes, **others)
 
 
@@ -89,7 +89,7 @@ _TABLE, _ORIGIN = b"table", b"origin"
 
 
 def encode_piece(piece: Piece, *origin: int) -> pyarrow.Buffer:
-    """Packs a piece as bytes. The pieces of a partition are sorted by `origin`: stage, task, and order in the task."""
+    """Packs a piece as bytes, with `origin` (stage, task, order in the task), by which pieces are sorted later."""
     metadata = {_TABLE: piece.table.encode(), _ORIGIN: ".".join(map(str, origin))}
     batch = piece.batch.replace_schema_metadata(metadata)
     sink = pyarrow.BufferOutputStream()
@@ -115,7 +115,7 @@ def decode_pieces(encoded: Iterable[bytes]) -> dict[str, list[pyarrow.RecordBatc
 
 
 def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, gives: Sequence[str]) -> None:
-    """Writes a task's pieces to a file, each piece as soon as it is made."""
+    """Writes the pieces of a task (given by stage and task number) to a file; `gives` names the stage's tables."""
     contents: list[tuple[int, int, int, int]] = []
     offset = 0
     # The file is only for later stages of this job, and a power cut ends those too.
@@ -130,7 +130,7 @@ def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, giv
 
 
 def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[bytes]:
-    """Reads a file's pieces of one partition; `tables` are the numbers of their tables in the stage's `gives`."""
+    """Reads a file's pieces of some tables and one partition; `tables` are positions in the stage's `gives`."""
     status = path.stat()
     contents = _contents(path, status.st_ino, status.st_mtime_ns)
     chosen = contents[(contents[:, 1] == partition) & np.isin(contents[:, 0], list(tables))]

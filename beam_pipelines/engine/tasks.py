@@ -1,4 +1,4 @@
-"""Runs one task in a worker, writes and reads the reports of tasks, and ends workers with their job.
+"""Runs one task in a worker, writes and reads the reports of tasks, and ends workers when their job ends.
 
 A report is a small file in the staging folder; the reports also show the progress of a job.
 """
@@ -33,7 +33,7 @@ class TaskReport:
 
 
 def is_done(folder: Path, stage: str, task: int) -> bool:
-    """Tells whether a task has ended."""
+    """Tells whether a task has ended and written its report."""
     return _path(folder, stage, task).exists()
 
 
@@ -53,10 +53,10 @@ def _path(folder: Path, stage: str, task: int) -> Path:
 
 
 class TaskRun:
-    """One run of a task; the caller takes all pieces, stores them, and then calls `report`.
+    """One run of a task; the caller stores everything that `pieces` yields, and then calls `report`.
 
-    A `UserError` ends the pieces without being raised; its message goes into the report, and the job fails with this
-    message. If the error were raised in the worker, the runner's stack traces would bury its message.
+    A `UserError` ends `pieces` but is not raised: the report contains the error's message, with which the job fails. If
+    the error were raised in the worker, the runner's stack traces would bury the message.
     """
 
     def __init__(self, stage: Stage, number: int, tables: Mapping[str, list[pyarrow.RecordBatch]], folder: Path):
@@ -66,19 +66,19 @@ class TaskRun:
         self._error = ""
 
     def pieces(self) -> Iterator[Piece]:
-        """Runs the task. Pieces without rows are left out."""
+        """Runs the task and yields its pieces, except pieces without rows."""
         stage, number = self._stage, self._context.number
         try:
             for piece in stage.work(stage.tasks[number], self._context):
                 if piece.table not in stage.gives:
-                    raise ValueError(f"stage {stage.name} gave a piece of {piece.table!r}, but declares {stage.gives}")
+                    raise ValueError(f"stage {stage.name} yielded a piece of {piece.table!r}, not of {stage.gives}")
                 if len(piece.batch):
                     yield piece
         except UserError as error:
             self._error = str(error)
 
     def report(self) -> None:
-        """Writes the task's dead letters, unless an error has ended the task, and then its report."""
+        """Writes the task's dead letters, except after an error, and then the task's report."""
         context, stage = self._context, self._stage.name
         lines = sorted(json.dumps(dataclasses.asdict(letter)) for letter in context.letters)
         # A second run of the same task writes the same bytes.
@@ -91,7 +91,7 @@ class TaskRun:
 
 
 def end_with(job: int) -> None:
-    """Makes this process, if it is a worker of the job, end when the job's process (with the id `job`) is gone."""
+    """Makes this worker process end when its job ends; `job` is the id of the job's process."""
     if os.getpid() != job and hasattr(os, "pidfd_open"):
         _watch(job)
 

@@ -5,5 +5,5 @@ community: generates one community: households, places, contacts
 population: generates a population of any size
 socio_patterns: writes real contacts of SocioPatterns as tables
 outbreak: simulates an outbreak on contacts, day by day
-sources: the sources `contact_graph` and `simulated_outbreak`
+sources: settings of the sources `contact_graph` and `simulated_outbreak`
 """

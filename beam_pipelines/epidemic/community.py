@@ -55,7 +55,7 @@ def _of_activity(field: str) -> NDArray[np.float64]:
 
 @dataclasses.dataclass(frozen=True)
 class Community:
-    """People `first_pid`, `first_pid + 1`, ... and their visits.
+    """People `first_pid`, `first_pid + 1`, ..., and the places that they visit.
 
     Attributes:
       person: columns pid, hid, person_number, age, sex. The hid of a household is the pid of its first person.
@@ -123,7 +123,7 @@ def meet_at_places(community: Community, num_rows: int, generator: np.random.Gen
     """Makes `num_rows` contacts at places, with the columns of `meet_at_home`; none if nobody has a partner.
 
     People differ in how sociable they are, and meet more people at larger places: the numbers of contacts have a long
-    tail. Two people who meet go to the same place. Neighbours in the place's list, like members of one class or team,
+    tail. Two people who meet go to the same place. People who are close in a place's list, like members of one class,
     meet more often.
     """
     order = np.argsort(community.visits["place"], kind="stable")
@@ -167,7 +167,7 @@ def keep_within_bound(first: NDArray, second: NDArray, num_people: int, bound: i
     """Returns which contacts to keep, bool `[rows]`, so that nobody meets more than `bound` different people.
 
     All contacts of a pair of people are kept or dropped together. A pair is kept if it is among the first `bound` pairs
-    of each of the two; pairs are ordered by their first contact. Some people may keep fewer pairs than `bound` allows.
+    of both people; pairs are ordered by their first contact. Some people may keep fewer pairs than `bound` allows.
 
     Args:
       first: one person of each contact, `[rows]`, from 0 to num_people - 1.

@@ -48,7 +48,7 @@ class Contacts:
     observed_days: int = 1
 
     def seconds_with(self, group: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Returns each person's seconds with people of a group, summed over these people: int32 `[people]`."""
+        """Returns each person's total seconds with the members of `group`, bool `[people]`: int32 `[people]`."""
         members = group.astype(np.int32)
         return self.seconds @ members + self.seconds.T @ members
 
@@ -128,7 +128,7 @@ class OutbreakOptions(Settings):
 
     Attributes:
       seed: seed of every draw; the same options and tables give the same outbreak.
-      initial_infections: number of people infectious on day 0; None for 1 in 5,000, but at least 5 (or all) people.
+      initial_infections: number of people infectious on day 0; None: 1 in 5,000, but at least 5 (or all) people.
       transmission_rate: infections per hour of contact; None to derive the rate from `reproduction_number`.
       reproduction_number: number of people that one infectious person with the mean hours of contact would infect, if
         all others were susceptible and all contacts were with different people. The real number differs, as contacts
@@ -137,7 +137,7 @@ class OutbreakOptions(Settings):
       fixed_duration: make everyone recover after exactly `infectious_days`, a whole number; by default people recover
         with probability 1 / infectious_days every day.
       observed_days: number of days in table `disease_outcome_training`.
-      target_days: number of days after the observed days; table `target` tells who is infected in them.
+      target_days: number of days after the observed days; table `target` states who is infected on these days.
     """
 
     seed: CountOrZero = 0
@@ -151,7 +151,7 @@ class OutbreakOptions(Settings):
 
     def __post_init__(self) -> None:
         if self.fixed_duration and self.infectious_days != int(self.infectious_days):
-            raise ValueError(f"infectious_days {self.infectious_days} must be whole with fixed_duration")
+            raise ValueError(f"infectious_days {self.infectious_days} must be whole with fixed_duration true")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +161,7 @@ class OutbreakSummary:
     Attributes:
       num_people: number of people.
       transmission_rate: infections per hour of contact.
-      daily_infections: number of people who became infectious on each observed and target day; day 0 has the initial
+      daily_infections: number of people who became infectious on each observed and target day; on day 0, the initial
         infections.
       num_targets: number of people with `infected` 1 in table `target`.
     """
@@ -278,7 +278,7 @@ def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
 
 
 def uniform(seed: int, purpose: int, day: int, pids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Draws a number from [0, 1) for each person; it depends on seed, purpose, day and the person's pid alone.
+    """Draws a number from [0, 1) for each person; the number depends only on seed, purpose, day and pid.
 
     The mixing function is SplitMix64's (Steele, Lea and Flood, 2014, doi 10.1145/2714064.2660195).
     """

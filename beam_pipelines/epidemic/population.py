@@ -77,7 +77,7 @@ class PopulationSummary:
 def generate_population(
     folder: Path, options: PopulationOptions, table_format: TableFormat | None = None, overwrite: bool = False
 ) -> PopulationSummary:
-    """Writes the tables person, household, locations, population_network and, by option, activity_location_assignment.
+    """Writes the tables person, household, both location tables, population_network and, optionally, assignments.
 
     People are numbered 1, 2, ...; people of a community have consecutive numbers, and so have people of a region. Most
     contacts are within a community; the share `_TRAVEL_SHARE` is between people of any two communities.

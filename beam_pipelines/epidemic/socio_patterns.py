@@ -36,12 +36,12 @@ class ImportOptions(Settings):
 
     Attributes:
       observed_days: number of days on which people wore sensors, a public constant of the study. Durations are divided
-        by it for a daily mean. Do not count the days in the contacts: a single contact could then change all rows.
+        by this number. Do not derive the number from the contacts: a single contact could then change all rows.
       region_column: column of the metadata, from 1, that becomes `region`; None for the first column with text other
         than ids and sexes.
-      activity: activity of all contacts, which the file does not state.
-      hours_ahead: hours added to the file's times, if the file's days do not begin at midnight (or begin at midnight
-        UTC).
+      activity: activity that is assumed for all contacts, because the file does not state activities.
+      hours_ahead: hours added to the file's times, so that days begin at local midnight (files may count from midnight
+        UTC or from another hour).
     """
 
     observed_days: Count
@@ -59,8 +59,8 @@ class ImportSummary:
       num_without_contacts: number of people who are in the metadata, but not in the contacts.
       num_without_metadata: number of people who are in the contacts, but not in the metadata.
       num_rows: number of rows in table population_network.
-      num_repeated: number of rows of the contact file that repeat another row; they are left out.
-      num_self_contacts: number of rows with equal i and j; they are left out.
+      num_repeated: number of rows of the contact file that repeat another row, and are left out.
+      num_self_contacts: number of rows with equal i and j, which are left out.
       num_days: number of days on which anyone met.
       regions: number of people by region.
     """
@@ -92,7 +92,7 @@ def import_contacts(
     table_format: TableFormat | None = None,
     overwrite: bool = False,
 ) -> ImportSummary:
-    """Writes the tables person, household and population_network, and `about.json`.
+    """Writes contacts as the tables person, household and population_network, with `about.json`.
 
     A row of population_network is an unbroken run of steps in which two people faced each other; a run that began
     before midnight may end after midnight. Durations are sums over all days; `about.json` records
@@ -103,9 +103,9 @@ def import_contacts(
     `UNKNOWN_SEX` and `UNKNOWN_REGION` unless the metadata have them.
 
     Raises:
-      DataError: a file is missing or malformed (names file and line); people met on more days (from midnight) than
-        `observed_days`, a public promise, so the error reveals one bit about the contacts; or a table exists and
-        `overwrite` is false.
+      DataError: a file is missing or malformed (the message names file and line); people met on more days, from
+        midnight, than the public constant `observed_days` (the error reveals one bit about the contacts); or a table
+        exists and `overwrite` is false.
       ConfigError: the metadata have no column `region_column`.
     """
     rows = _read_contacts(contacts)
@@ -114,7 +114,7 @@ def import_contacts(
     if num_days > options.observed_days:
         raise DataError(
             f"{contacts}: people met on more days than observed_days, {options.observed_days}: give the number of days "
-            "that the study had, or mend hours_ahead if its days do not begin at midnight"
+            "that the study had, or correct hours_ahead if its days do not begin at midnight"
         )
     runs, num_repeated = find_runs(rows[rows[:, 1] != rows[:, 2]])
     met = np.unique(runs[:, :2])
@@ -150,11 +150,11 @@ def find_runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Joins consecutive steps of each pair into runs.
 
     Args:
-      rows: `[rows, 3]`, in any order: start of a step of `STEP` seconds, one person, the other person.
+      rows: `[rows, 3]`, in any order, with columns start of a step of `STEP` seconds, one person, the other person.
 
     Returns:
       The runs, with columns pid1, pid2 (above pid1), start and duration, `[runs, 4]`, sorted by these columns; and the
-      number of rows that repeated another row. Overlapping steps of a pair, as two clocks give them, are joined too.
+      number of rows that repeated another row. Overlapping steps of a pair, as from two clocks, are joined too.
     """
     steps = np.stack([rows[:, 1:].min(axis=1, initial=2**62), rows[:, 1:].max(axis=1, initial=-1), rows[:, 0]], axis=1)
     steps, num_rows = np.unique(steps, axis=0), len(steps)
@@ -194,7 +194,7 @@ def _read_metadata(path: Path, met: NDArray[np.int64], region_column: int | None
         numbers.append(number)
         rows.append(columns)
     if not rows:
-        raise DataError(f"{path}: no rows; if there are no metadata, do not name a metadata file")
+        raise DataError(f"{path}: no rows; if there are no metadata, state no metadata file")
     columns = list(zip(*rows, strict=True))
     id_column = _find_ids(path, columns, met)
     sex_column = next((place for place, column in enumerate(columns) if _is_sex(column)), None)

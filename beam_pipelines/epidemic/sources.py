@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class People:
-    """Population in a folder of tables, whose rows are not made yet."""
+    """Folder of a population's tables, from which a job makes rows."""
 
     tables: Path
     rows: RowSettings
 
     def run(self, options: "ClientDatasetOptions") -> "Summary":
-        """Makes the rows."""
+        """Makes a client dataset of people's rows."""
         return run_contact_graph_job(
             ContactGraphOptions(
                 input=self.tables,
@@ -44,7 +44,7 @@ class People:
 
 
 class ContactGraph(SourceSettings):
-    """Turns people of a contact graph into rows: own and sampled contacts' features; label: whether they fall ill.
+    """Makes a row for each person: features of the person and of sampled contacts; label: whether the person falls ill.
 
     `input` is the folder of a population's tables, in the schema of the US/UK PETs pandemic challenge; `input_shape` is
     the number of values in a row, and `num_classes` is 2. The test examples are all people at the end of the observed
@@ -68,7 +68,7 @@ class ContactGraph(SourceSettings):
 
 
 class SimulatedOutbreak(SourceSettings):
-    """Simulates an outbreak, and makes rows as kind `contact_graph` does.
+    """Simulates an outbreak on contacts, and makes rows as kind `contact_graph` does.
 
     `input` is `generated`, for a generated population; a file of contacts that SocioPatterns published (`tij_*.dat` or
     `.dat.gz`); a folder with one such file and at most one `metadata_*.dat`; or a folder of such folders.
@@ -76,10 +76,10 @@ class SimulatedOutbreak(SourceSettings):
     Attributes:
       rows: how people become rows.
       outbreak: settings of the outbreak; the default seed is the seed of the data.
-      population: settings of a generated population, with the same default seed, or of the import of contacts.
-      network: name of the folder in `input` that has the contacts; none for `input` itself.
-      metadata: metadata file of the published contacts (such as class and sex); by default the one beside the contacts,
-        if `input` is a folder.
+      population: settings of a generated population (default seed: that of the data) or of the import of contacts.
+      network: subfolder of `input` that contains the contacts; default: `input` itself.
+      metadata: file of people's metadata, such as class and sex; default: the metadata file beside the contacts, if
+        `input` is a folder.
     """
 
     rows: RowSettings
@@ -101,7 +101,7 @@ class SimulatedOutbreak(SourceSettings):
             raise ValueError(str(error).removeprefix("data: ")) from None
 
     def build(self, workspace: Path) -> People:
-        """Writes the tables into the workspace.
+        """Generates or imports a population, simulates an outbreak, and writes the tables into `workspace`.
 
         Raises:
           ConfigError: `input_shape` or `num_classes` differs from the rows.
@@ -132,7 +132,7 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
     """Finds the file of contacts and, if there is one, the file of metadata beside it."""
     folder = given / network if network else given
     if network and not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; data.network names a folder of data.input")
+        raise DataError(f"{folder}: no such folder; data.network must be a subfolder of data.input")
     if not folder.is_dir():
         return given, None
     contacts, people = (

@@ -33,7 +33,7 @@ class TableFormat:
 
 
 class TableWriter:
-    """Writes one table, chunk by chunk; the table gets its name when the `with` block ends without an error.
+    """Writes one table, chunk by chunk; the file or folder gets its name when the `with` block ends without an error.
 
     The content of the files does not depend on how rows are divided into chunks.
 
@@ -70,7 +70,7 @@ class TableWriter:
         return self
 
     def write(self, columns: Mapping[str, Any]) -> None:
-        """Adds rows; `columns` has an array (NumPy or Arrow) for each column, all of the same length."""
+        """Adds rows; `columns` maps the name of each column to an array (NumPy or Arrow), all of one length."""
         arrays = [_as_array(columns[field.name], field.type) for field in self._schema]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         while batch.num_rows:

@@ -32,11 +32,11 @@ _PARTITIONS = {"0": "train", "1": "validation", "2": "test"}
 
 
 def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]]:
-    """Reads the sorted names of each person's images with their labels: 1 for images with the attribute, otherwise 0.
+    """Reads each person's `(image, label)` pairs, sorted; the label is 1 for images with the attribute, otherwise 0.
 
     Raises:
       ConfigError: there is no such attribute.
-      DataError: a file is missing or damaged (names the line), or the two files name different images.
+      DataError: a file is missing or damaged (the message names the line), or the two files name different images.
     """
     labels = _read_labels(folder / ATTRIBUTE_FILE, attribute)
     people: dict[str, list[tuple[str, int]]] = {}
@@ -44,17 +44,17 @@ def read_people(folder: Path, attribute: str) -> dict[str, list[tuple[str, int]]
     for number, line in _lines(path):
         fields = line.split()
         if len(fields) != 2 or not fields[1].isdecimal():
-            raise DataError(f"{path}: line {number}: needs the name of an image and the number of a person: {line!r}")
+            raise DataError(f"{path}: line {number}: must be the name of an image and the number of a person: {line!r}")
         image, person = fields
         if image not in labels:
-            raise DataError(f"{path}: line {number}: {image} is not in {ATTRIBUTE_FILE}; get both files again")
+            raise DataError(f"{path}: line {number}: {image} is not in {ATTRIBUTE_FILE}; download both files again")
         if image in named:
             raise DataError(f"{path}: line {number}: {image} occurs a second time")
         named.add(image)
         people.setdefault(f"identity_{int(person):05d}", []).append((image, labels[image]))
     if len(named) != len(labels):
         unnamed = next(image for image in labels if image not in named)
-        raise DataError(f"{path}: {unnamed} of {ATTRIBUTE_FILE} is not in it; get both files again")
+        raise DataError(f"{path}: lacks image {unnamed} of {ATTRIBUTE_FILE}; download both files again")
     return {person: sorted(people[person]) for person in sorted(people)}
 
 
@@ -63,23 +63,23 @@ def read_partitions(path: Path, people: Mapping[str, Iterable[tuple[str, int]]])
 
     Args:
       path: `list_eval_partition.txt`.
-      people: the result of `read_people`.
+      people: `(image, label)` pairs by person, as `read_people` returns.
 
     Raises:
-      DataError: the file is missing or damaged (names the line), or lacks an image of `people`.
+      DataError: the file is missing or damaged (the message names the line), or lacks an image of `people`.
     """
     partitions: dict[str, str] = {}
     for number, line in _lines(path):
         fields = line.split()
         if len(fields) != 2 or fields[1] not in _PARTITIONS:
-            raise DataError(f"{path}: line {number}: needs the name of an image and 0, 1 or 2: {line!r}")
+            raise DataError(f"{path}: line {number}: must be the name of an image and 0, 1 or 2: {line!r}")
         if fields[0] in partitions:
             raise DataError(f"{path}: line {number}: {fields[0]} occurs a second time")
         partitions[fields[0]] = _PARTITIONS[fields[1]]
     for images in people.values():
         for image, _ in images:
             if image not in partitions:
-                raise DataError(f"{path}: {image} of {IDENTITY_FILE} is not in it; get both files again")
+                raise DataError(f"{path}: lacks image {image} of {IDENTITY_FILE}; download both files again")
     return partitions
 
 
@@ -96,12 +96,12 @@ def _read_labels(path: Path, attribute: str) -> dict[str, int]:
         fields = line.split()
         if len(fields) != 1 + len(attributes) or fields[column] not in _LABELS or Path(fields[0]).name != fields[0]:
             raise DataError(
-                f"{path}: line {number}: needs the name of an image and {len(attributes)} attributes, each -1 or 1: "
+                f"{path}: line {number}: must be the name of an image and {len(attributes)} attributes, each -1 or 1: "
                 f"{line[:60]!r}"
             )
         labels[fields[0]] = _LABELS[fields[column]]
     if len(labels) != int(count):
-        raise DataError(f"{path}: {len(labels)} images, where its first line says {count}; get the file again")
+        raise DataError(f"{path}: {len(labels)} images, but the first line states {count}; download the file again")
     return labels
 
 
@@ -111,7 +111,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         with open(path, encoding="ascii") as file:
             yield from ((number, line.strip()) for number, line in enumerate(file, start=1) if line.strip())
     except FileNotFoundError as error:
-        raise DataError(f"{path}: no such file; data.input takes CelebA's folder, with {path.name} in it") from error
+        raise DataError(f"{path}: no such file; data.input must be CelebA's folder, with {path.name} in it") from error
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text: {error}") from error
 
@@ -128,20 +128,20 @@ _IMAGES_PER_TASK = 2000
 class Celeba(SourceSettings):
     """Groups CelebA by the person in the picture, with one attribute as the label (Liu et al., 2015; LEAF, 2018).
 
-    `input` is the folder that holds `identity_CelebA.txt` and `list_attr_celeba.txt`, with users `identity_00001`, ...,
-    or a folder of LEAF's JSON for CelebA. Both need the JPEGs; see `images`. Images are resized to `input_shape` (3
-    channels, or 1 for grey) by averages over areas. An image that is missing or damaged becomes a dead letter and
+    `input` is the folder of `identity_CelebA.txt` and `list_attr_celeba.txt`, with users `identity_00001`, ..., or a
+    folder of LEAF's JSON for CelebA. Both forms need the JPEGs; see `images`. Images are resized to `input_shape` (3
+    channels, or 1 for grey): each pixel is the average of an area. A missing or damaged image becomes a dead letter and
     counts against `max_bad_fraction`. To leave out people with fewer than 5 images, as LEAF does, set
     `min_examples_per_client` to 5.
 
     Attributes:
-      attribute: attribute that images with label 1 have and images with label 0 lack; a name from the second line of
+      attribute: attribute of images with label 1, which images with label 0 lack; a name from the second line of
         `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
-      split: `random`: the job divides each person's images, or takes the division of LEAF's folders `train` and `test`.
+      split: `random`: the job divides each person's images, or LEAF's folders `train` and `test` decide.
         `by_image_partition`: images are divided as in `list_eval_partition.txt`. That file lists single images, but
         puts all images of a person in one split: 8,192 people for training, 985 for validation, 1,000 for test.
-      images: folder of the JPEGs; by default `img_align_celeba`, looked for in `input`, in the folder that holds it,
-        and in `raw` inside either.
+      images: folder of the JPEGs; default: `img_align_celeba` in `input`, in the folder that contains `input`, or in
+        a folder `raw` of either.
     """
 
     input_shape: Annotated[tuple[Count, ...], Meta(min_length=3, max_length=3)] = CELEBA_SHAPE
@@ -156,7 +156,7 @@ class Celeba(SourceSettings):
             raise ValueError(f"input_shape must be [height, width, 3 or 1], not {list(self.input_shape)}")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; errors as in `SourceSettings.build`."""
+        """Describes the folder as raw data; errors as in `SourceSettings.build`."""
         self.check_features(self.input_shape, CELEBA_CLASSES)
         folder = Path(self.input)
         leaf = [*folder.glob("*.json*"), *(folder / side for side in SIDES if (folder / side).is_dir())]
@@ -213,7 +213,7 @@ def _leaf_form(folder: Path, options: Celeba) -> RawData:
     """Describes LEAF's JSON as raw data whose examples are names of images."""
     if (options.attribute, options.split) != (CELEBA_ATTRIBUTE, "random"):
         raise ConfigError(
-            f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, which takes only "
+            f"attribute {options.attribute!r} and split {options.split!r}: {folder} has LEAF's JSON, which allows only "
             f"attribute {CELEBA_ATTRIBUTE!r} and split 'random'; for others, name the folder with {IDENTITY_FILE}"
         )
     return leaf_raw_data("celeba", folder, read_users)
@@ -247,10 +247,10 @@ def _image_folder(folder: Path, stated: str | None) -> Path:
         if path.is_dir():
             return path
     if stated is not None:
-        raise DataError(f"{stated}: no such folder; `images` takes the folder of CelebA's aligned and cropped images")
+        raise DataError(f"{stated}: no such folder; `images` must be the folder of CelebA's aligned and cropped images")
     raise DataError(
-        f"{folder}: no folder {IMAGE_FOLDER} in it; `images` names the folder of CelebA's aligned and cropped images, "
-        "if that lies elsewhere"
+        f"{folder}: no folder {IMAGE_FOLDER} in it; if the folder of CelebA's aligned and cropped images is elsewhere, "
+        "state it in `images`"
     )
 
 

@@ -1,6 +1,6 @@
 """Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets.
 
-The archives hold pickles. The pickles are read as plain values and arrays of bytes; nothing in them can run code.
+The archives contain pickles. The pickles are read as plain values and arrays of bytes; nothing in them can run code.
 """
 
 import dataclasses
@@ -48,7 +48,7 @@ def read_cifar10(source: str) -> ImageDataset:
 
     Raises:
       ConfigError: the source is `tfds` and TensorFlow Datasets is not installed.
-      DataError: the source is missing or damaged, or a batch is not in CIFAR-10's format.
+      DataError: the source is missing or damaged, or a batch does not have CIFAR-10's format.
     """
     return _read(source, _CIFAR10)
 
@@ -64,7 +64,7 @@ def _read(source: str, form: _Format) -> ImageDataset:
     path = Path(source)
     if not path.exists():
         raise DataError(
-            f"{path}: no such file or folder; data.input takes {form.archive}, the folder of its extracted batches, "
+            f"{path}: no such file or folder; data.input must be {form.archive}, the folder of its extracted batches, "
             "or tfds"
         )
     batches, origin = _batches_of_archive(path, form) if path.is_file() else _batches_of_folder(path, form)
@@ -72,7 +72,7 @@ def _read(source: str, form: _Format) -> ImageDataset:
     for pattern in (form.train, form.test):
         names = [name for name in sorted(batches) if re.fullmatch(pattern, name)]
         if not names:
-            raise DataError(f"{path}: no {pattern} in it; data.input takes the python version of {form.title}")
+            raise DataError(f"{path}: no {pattern} in it; data.input must be the python version of {form.title}")
         parsed = [_parse_batch(f"{path}: {name}", batches[name], form) for name in names]
         sides.append(Images(np.concatenate([part.x for part in parsed]), np.concatenate([part.y for part in parsed])))
     train, test = sides
@@ -111,7 +111,7 @@ def _parse_batch(place: str, content: bytes, form: _Format) -> Images:
 
 def _images(place: str, x: np.ndarray, y: np.ndarray, form: _Format) -> Images:
     if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not ((y >= 0) & (y < form.num_classes)).all():
-        raise DataError(f"{place}: needs one label for each image, an integer from 0 to {form.num_classes - 1}")
+        raise DataError(f"{place}: each image needs one label, an integer from 0 to {form.num_classes - 1}")
     return Images(x, y.astype(np.int64))
 
 
@@ -137,14 +137,14 @@ def load_array_pickle(content: bytes) -> Any:
     """Unpickles a value made of plain values and `PickledArray`s; Python 2's strings become bytes.
 
     Raises:
-      Exception: any type of exception, for a pickle that is cut short or forged, or names a class or function that is
-        not allowed.
+      Exception: the pickle is cut short or forged, or names a class or function that is not allowed. The exception
+        may have any type.
     """
     return _Unpickler(io.BytesIO(content), encoding="bytes").load()
 
 
 class PickledArray:
-    """Array as a pickle describes it; it is checked here because NumPy would accept a forged or damaged array."""
+    """Array as a pickle describes it; checked here, because NumPy would accept a forged or damaged array."""
 
     def __init__(self, *_: Any):
         self._state: tuple[Any, ...] = ()
@@ -153,7 +153,7 @@ class PickledArray:
         self._state = state
 
     def to_numpy(self) -> np.ndarray:
-        """Converts to an array of unsigned bytes; raises ValueError for other types."""
+        """Converts to a NumPy array of unsigned bytes; raises ValueError for arrays of other types."""
         _, shape, dtype, is_fortran, content = self._state
         if not isinstance(dtype, _PickledDtype) or dtype.name not in (b"u1", "u1"):
             raise ValueError("the array's data are not unsigned bytes")

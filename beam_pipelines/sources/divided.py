@@ -1,4 +1,4 @@
-"""Divides pooled images among artificial clients; divides the train side and the test side in the same way.
+"""Divides pooled images among artificial clients; train images and test images are divided in the same way.
 
 | partition | clients | source |
 |---|---|---|
@@ -9,12 +9,12 @@
 Shamsian et al., "Personalized Federated Learning using Hypernetworks"; Liu, "On Privacy and Personalization in Machine
 Learning", CMU-RI-TR-23-17; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
 Visual Classification"; McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data".
-Unlike the published code of Shamsian et al., `classes` leaves no image over by rounding.
+Unlike the published code of Shamsian et al., `classes` assigns every image, in spite of rounding.
 
 Rotated and masked MNIST has silos in known clusters, with an adjustable difference between the silos of a cluster (Liu,
 appendix B.1). The images are shuffled and divided evenly. Silos form groups of equal size, and each group has its own
-rotation. Each silo lays its own mask over all its images: on a grid of patches of 2 x 2 pixels, each patch is white
-with a given probability.
+rotation. Each silo has one mask for all its images: on a grid of patches of 2 x 2 pixels, each patch is white with a
+given probability.
 """
 
 import functools
@@ -66,7 +66,7 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
     classes_per_client: Count
 
     def divide(self, sides: Sequence[Side], num_classes: int, shares: np.random.Generator) -> list[list[np.ndarray]]:
-        """Returns, for each side, the positions of each client's images; all sides have the same shares.
+        """Divides train and test images (`sides`) by the same shares; returns the images' positions by side and client.
 
         Raises:
           ConfigError: the images cannot be divided in this way.
@@ -131,7 +131,7 @@ class PartitionedImages(SourceSettings):
     Attributes:
       images: image data set; `cifar100` has its 100 fine classes.
       partition: how the images are divided among the clients.
-      shrink: side of the squares of pixels that are each averaged to one pixel; 1 changes nothing.
+      shrink: side, in pixels, of the squares that are each averaged to one pixel; 1 keeps the images unchanged.
     """
 
     images: Literal["cifar10", "cifar100", "mnist", "emnist"]
@@ -153,8 +153,7 @@ def partitioned_images(dataset: ImageDataset, partition: Partition, shrink: int,
     """Makes the clients `silo_000`, ..., one at a time; the same arguments give the same clients.
 
     Returns:
-      Clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; images of the test side are test
-      examples.
+      Clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; test images are test examples.
 
     Raises:
       ConfigError: the images cannot be divided among this number of clients.
@@ -189,19 +188,19 @@ _SHUFFLE_TRAIN, _SHUFFLE_TEST, _GROUPS, _MASKS = range(4)
 
 
 class RotatedMnist(SourceSettings):
-    """Rotates and masks MNIST (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
+    """Divides MNIST among silos, and rotates and masks the images (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
     `input` is the folder of MNIST's four `idx.gz` files, or of data in that format with ten classes. The manifest's
-    parameters list each silo's group under `rotation_groups`, the true clustering. MNIST's own test images are the test
+    parameter `rotation_groups` is each silo's group, the true clustering. MNIST's own test images are the test
     examples; `test_fraction` is not used. `seed` decides which silo gets which images, rotation and mask.
 
     Attributes:
       num_silos: number of silos, a multiple of `num_rotations`.
-      num_rotations: number of groups of silos; group g, from 0, is rotated by 90 g degrees.
+      num_rotations: number of groups of silos; the images of group g = 0, 1, ... are rotated by 90 g degrees.
       mask_fraction: probability that a patch of 2 x 2 pixels is white in all images of a silo; 0 for no masks.
       train_per_silo: number of images of each silo for training and validation.
       test_per_silo: number of test images of each silo.
-      shrink: side of the squares of pixels that are each averaged to one pixel, after masking; 1 changes nothing.
+      shrink: side, in pixels, of the squares that are each averaged to one pixel after masking; 1 changes nothing.
     """
 
     num_silos: Count = 40
@@ -241,7 +240,7 @@ def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[d
     """
     (height, width), seed = train.x.shape[1:3], options.seed
     if options.num_rotations > 1 and height != width:
-        raise ConfigError(f"data: images of {height} x {width} pixels cannot be rotated by 90 degrees")
+        raise ConfigError(f"data: images of {height} x {width} pixels cannot be rotated by 90 degrees: not square")
     train_parts = _divide_rotations(train, options.num_silos, options.train_per_silo, "train", [seed, _SHUFFLE_TRAIN])
     test_parts = _divide_rotations(test, options.num_silos, options.test_per_silo, "test", [seed, _SHUFFLE_TEST])
     order = np.random.default_rng([seed, _GROUPS]).permutation(options.num_silos)
@@ -261,7 +260,7 @@ def _masked(turns: int, mask: np.ndarray, shrink: int, x: np.ndarray) -> np.ndar
 
 
 def patch_mask(shape: tuple[int, int], fraction: float, generator: np.random.Generator) -> np.ndarray:
-    """Draws a mask of patches of 2 x 2 pixels, cut at odd edges; each patch is masked with probability `fraction`.
+    """Draws a mask: each patch of 2 x 2 pixels (fewer at odd edges) is masked with probability `fraction`.
 
     Returns:
       Bool `[height, width]`, true where the image is masked.

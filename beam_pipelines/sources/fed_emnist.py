@@ -45,7 +45,7 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
     """Finds the names of a database's train split and test split for a number of classes.
 
     In the published database the names are `digits_only_train` and `digits_only_test` for 10 classes, `all_train` and
-    `all_test` for 62; in a database with one pair of splits they may be `train` and `test`.
+    `all_test` for 62; a database with one pair of splits may use the names `train` and `test`.
 
     Raises:
       DataError: the file is not a database, has another schema, or lacks these splits.
@@ -56,7 +56,7 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
             if not columns <= found:
                 raise DataError(
                     f"{path}: not TFF's format: table {table!r} has {', '.join(sorted(found)) or 'no columns'} instead "
-                    f"of {', '.join(sorted(columns))}; data.input takes emnist_all.sqlite"
+                    f"of {', '.join(sorted(columns))}; data.input must be emnist_all.sqlite"
                 )
         names = {name for (name,) in database.execute("SELECT DISTINCT split_name FROM client_metadata")}
     for prefix in (_SPLIT_PREFIXES[num_classes], ""):
@@ -70,10 +70,10 @@ def find_splits(path: Path, num_classes: int) -> tuple[str, str]:
 
 
 def read_database(train_split: str, test_split: str, path: Path) -> Iterator[UserRecord]:
-    """Reads every writer of a database, from two splits, one at a time, unchecked.
+    """Reads the train and test examples of every writer in a database, one writer at a time, unchecked.
 
     Raises:
-      DataError: the file is damaged, or an example is not a `tf.train.Example` of pixels and a label; names the writer.
+      DataError: the file is damaged, or an example (of the writer that the message names) lacks pixels or a label.
     """
     place = str(path)
     splits = (train_split, test_split)
@@ -131,7 +131,7 @@ def decompress_database(path: Path, workspace: Path) -> Path:
 @contextlib.contextmanager
 def _opened_database(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
-        raise DataError(f"{path}: no such file; data.input takes TFF's emnist_all.sqlite or emnist_all.sqlite.lzma")
+        raise DataError(f"{path}: no such file; data.input must be TFF's emnist_all.sqlite or emnist_all.sqlite.lzma")
     try:
         # Immutable: otherwise SQLite writes a lock beside the file, in a folder that may be read-only.
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as database:
@@ -158,7 +158,7 @@ def _parse(content: object) -> tuple[np.ndarray, int]:
             return np.array(pixels, np.float32), label[0]
     raise ValueError(
         f"a tf.train.Example with {', '.join(sorted(features)) or 'nothing'}; it needs floats under 'pixels' and one "
-        "integer under 'label'; data.input takes TFF's emnist_all.sqlite"
+        "integer under 'label'; data.input must be TFF's emnist_all.sqlite"
     )
 
 
@@ -171,13 +171,13 @@ def list_h5_files(folder: Path) -> tuple[str, str]:
     """Finds the names of a folder's training file and test file.
 
     Raises:
-      DataError: the folder does not hold exactly one training file, with the test file that belongs to it.
+      DataError: the folder does not contain exactly one training file, or lacks its test file.
     """
     train = sorted(path.name for path in folder.glob(f"*{_TRAIN}"))
     names = (train[0], _test_file(train[0])) if len(train) == 1 else None
     if names is None or not (folder / names[1]).is_file():
         raise DataError(
-            f"{folder}: data.input takes emnist_all.sqlite, or a folder with one *{_TRAIN} and its *{_TEST}; "
+            f"{folder}: data.input must be emnist_all.sqlite, or a folder with one *{_TRAIN} and its *{_TEST}; "
             f"this folder has {', '.join(train) or f'no *{_TRAIN}'}"
         )
     return names
@@ -186,10 +186,10 @@ def list_h5_files(folder: Path) -> tuple[str, str]:
 def read_h5_users(path: Path) -> Iterator[UserRecord]:
     """Reads every writer from a training file and the test file beside it, one at a time, unchecked.
 
-    For the path of a test file, yields nothing, because its writers are read with the training file.
+    Yields nothing for the path of a test file, whose writers are read with the training file.
 
     Raises:
-      DataError: a file is damaged or has another layout; names the file and, where known, the writer.
+      DataError: a file is damaged or has another layout; the message names the file and, if known, the writer.
     """
     if path.name.endswith(_TEST):
         return
@@ -229,7 +229,7 @@ def _examples(path: Path, client: str, group: Any) -> tuple[list[np.ndarray], li
     try:
         pixels, labels = np.asarray(group["pixels"][()], np.float32), np.asarray(group["label"][()])
     except _UNREADABLE as error:
-        raise DataError(f"{path}: client {client!r}: no pixels and label, or damaged: {error}") from error
+        raise DataError(f"{path}: client {client!r}: lacks pixels or label, or is damaged: {error}") from error
     if pixels.ndim < 2 or labels.shape != pixels.shape[:1] or labels.dtype.kind not in "iu":
         raise DataError(
             f"{path}: client {client!r}: pixels of shape {pixels.shape} do not match {labels.dtype} labels of shape "

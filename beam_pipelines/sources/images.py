@@ -1,4 +1,4 @@
-"""Reads labelled images: single files, and data sets with a train side and a test side; shrinks images."""
+"""Reads and hashes image files, defines data sets of labelled train and test images, and shrinks images."""
 
 import dataclasses
 import hashlib
@@ -24,7 +24,7 @@ def read_image(
     """Decodes one image and resizes it.
 
     Args:
-      folder: folder of the image; messages do not state it, because workers may see it under different names.
+      folder: folder of the image; not in messages, because workers may see the folder under different names.
       name: name of the file in the folder.
       file_format: Pillow's name of the only accepted format, such as `JPEG` or `PNG`.
       shape: height, width and channels (3 for colours, 1 for grey) of the result.
@@ -56,7 +56,7 @@ def read_image(
 
 
 def hash_images(folder: Path, names: Iterable[str]) -> str:
-    """Hashes names and contents of files with SHA-256 (for a missing file, its name only); shows a progress bar."""
+    """Hashes the names and contents of files with SHA-256 (only the name of a missing file); shows a progress bar."""
     everyone = list(names)
     batches = [everyone[start : start + _FILES_PER_BATCH] for start in range(0, len(everyone), _FILES_PER_BATCH)]
     digest = hashlib.sha256()
@@ -92,7 +92,7 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class ImageDataset:
-    """Published train and test images with labels in `[0, num_classes)`; `origin` lists their files as JSON values."""
+    """Published train and test images with labels in `[0, num_classes)`; `origin` lists the files as JSON values."""
 
     train: Images
     test: Images
@@ -101,7 +101,7 @@ class ImageDataset:
 
 
 def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
-    """Averages squares of `factor * factor` pixels and rounds the means.
+    """Shrinks images: each square of `factor * factor` pixels becomes one pixel, the rounded mean.
 
     Args:
       images: uint8 `[n, height, width, channels]`.

@@ -32,17 +32,17 @@ _TOP_LEVEL_KEYS = ("users", "num_samples", "user_data")
 class Leaf(SourceSettings):
     """Reads LEAF JSON of images.
 
-    `input` is a folder of `.json` or `.json.gz` files, or a folder that holds LEAF's folders `train` and `test`. These
-    two folders decide which examples are test examples; `test_fraction` is then not used.
+    `input` is a folder of `.json` or `.json.gz` files, or a folder that contains LEAF's folders `train` and `test`.
+    These two folders decide which examples are test examples; `test_fraction` is then not used.
     """
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; raises DataError as `list_sources` does."""
+        """Describes the folder as raw data; raises DataError as `list_sources` does."""
         return leaf_raw_data("leaf", Path(self.input), read_users)
 
 
 def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[UserRecord]]) -> RawData:
-    """Describes a folder of LEAF files, which `read` reads one by one; raises DataError as `list_sources` does."""
+    """Describes LEAF files, which `read` reads one by one, as raw data; raises DataError as `list_sources` does."""
     files = list_sources(folder)
     train, test = ([name.partition("/")[2] for name in files if name.startswith(f"{side}/")] for side in SIDES)
     if not train:
@@ -53,24 +53,24 @@ def leaf_raw_data(source: str, folder: Path, read: Callable[[Path], Iterable[Use
 
 
 def list_sources(folder: Path) -> tuple[str, ...]:
-    """Lists the sorted names of the LEAF files in a folder, or in the folder's own folders `train` and `test`.
+    """Lists the sorted names of the LEAF files in a folder, or in its subfolders `train` and `test`.
 
     Raises:
-      DataError: the folder is missing, has no `.json` or `.json.gz` file, has files both in itself and in `train` or
-        `test`, or has files in only one of `train` and `test`.
+      DataError: the folder is missing, has no `.json` or `.json.gz` file, has files both in itself and in a subfolder,
+        or has files in only one of the two subfolders.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; --input takes the folder that holds LEAF's all_data_*.json files")
+        raise DataError(f"{folder}: no such folder; --input must be the folder of LEAF's all_data_*.json files")
     names = _names(folder)
     split = {side: _names(folder / side) for side in SIDES if (folder / side).is_dir()}
     if not names and not any(split.values()):
         raise DataError(
-            f"{folder}: no .json or .json.gz file in it; --input takes LEAF's all_data folder, or the folder that "
-            "holds LEAF's folders train and test"
+            f"{folder}: no .json or .json.gz file in it; --input must be LEAF's all_data folder, or the folder "
+            "that contains LEAF's folders train and test"
         )
     if names and any(split.values()):
         raise DataError(
-            f"{folder}: has LEAF files of its own, and more in its folders train or test; keep one of the two and move "
+            f"{folder}: has LEAF files in itself and in its folders train or test; keep one of the two and move "
             "the other away"
         )
     if names:
@@ -78,8 +78,8 @@ def list_sources(folder: Path) -> tuple[str, ...]:
     if not all(split.get(side) for side in SIDES):
         (present,) = (side for side in SIDES if split.get(side))
         raise DataError(
-            f"{folder}: only {present} of LEAF's folders train and test has files; add the other, or name "
-            f"{folder / present} to have its examples divided"
+            f"{folder}: only {present} of LEAF's folders train and test has files; add the other's files, or set the "
+            f"input to {folder / present}, whose examples are then divided"
         )
     return tuple(f"{side}/{name}" for side in SIDES for name in split[side])
 
@@ -90,7 +90,7 @@ def read_users(path: Path) -> list[UserRecord]:
     Examples are packed as float32 while the file is parsed; Python floats would need ten times the memory.
 
     Raises:
-      DataError: the file cannot be read or is not LEAF JSON; names the file and, where known, the position.
+      DataError: the file cannot be read or is not LEAF JSON; the message names the file and, if known, the position.
     """
     leaf = _load_json(path)
     if not isinstance(leaf, _JsonObject):
@@ -206,12 +206,12 @@ SIDES = (TRAIN, TEST)
 
 
 def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Pairs the files of `train` and `test`, given by name, that have the same users.
+    """Pairs each file of `train` with the file of `test` that has the same users, by the files' names.
 
     Returns:
       The files to read first: all files of `train`, then the files of `test` without a partner; and a mapping from a
-      file of `train` to its partner in `test`. The names of partners differ only in the word `train` or `test`; if each
-      folder has one file, the two are partners whatever their names.
+      file of `train` to its partner in `test`. The names of partners differ only in the words `train` and `test`; if
+      each folder has one file, the two files are partners whatever their names.
     """
     by_key = {_key(name, TEST): f"{TEST}/{name}" for name in test}
     partners = {f"{TRAIN}/{name}": by_key[_key(name, TRAIN)] for name in train if _key(name, TRAIN) in by_key}

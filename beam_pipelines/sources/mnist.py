@@ -1,4 +1,4 @@
-"""Reads MNIST or data in its format, MNIST by writer, and splits of EMNIST.
+"""Reads MNIST and data in MNIST's format, MNIST by writer, and splits of EMNIST.
 
 Images and labels are gzipped idx files (LeCun et al., 1998), in EMNIST too (Cohen et al., "EMNIST: an extension of
 MNIST to handwritten letters", 2017).
@@ -42,7 +42,7 @@ def read_mnist(folder: Path) -> ImageDataset:
     names = (*MNIST_TRAIN_FILES, *_TEST_FILES)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"{folder}: no {', '.join(missing)}; data.input takes the folder of MNIST's four .gz files")
+        raise DataError(f"{folder}: no {', '.join(missing)}; data.input must be the folder of MNIST's four .gz files")
     return _read_sides(folder, MNIST_TRAIN_FILES, _TEST_FILES, MNIST_CLASSES)
 
 
@@ -120,7 +120,7 @@ def read_emnist(path: Path) -> ImageDataset:
 
     Args:
       path: folder with the four files of one split, `emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte.gz`;
-        or, if the folder has several splits, one split's file of train images.
+        or one split's file of train images, which is required if the folder has several splits.
 
     Raises:
       DataError: a file is missing or damaged, the folder holds no split or several, or a label is out of range.
@@ -139,7 +139,7 @@ def read_emnist(path: Path) -> ImageDataset:
 
 def _find_split(path: Path) -> tuple[Path, str]:
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; data.input takes the folder of EMNIST's .gz files")
+        raise DataError(f"{path}: no such file or folder; data.input must be the folder of EMNIST's .gz files")
     candidates = path.iterdir() if path.is_dir() else [path]
     splits = sorted(match[1] for file in candidates if (match := _TRAIN_IMAGES.fullmatch(file.name)))
     if not splits:
@@ -148,7 +148,7 @@ def _find_split(path: Path) -> tuple[Path, str]:
         )
     if len(splits) > 1:
         raise DataError(
-            f"{path}: several splits of EMNIST: {', '.join(splits)}; data.input takes the train images of one, such as "
+            f"{path}: several splits of EMNIST: {', '.join(splits)}; data.input must be the file of one split, such as "
             f"{path / f'emnist-{splits[0]}-train-images-idx3-ubyte.gz'}"
         )
     return (path if path.is_dir() else path.parent), splits[0]
@@ -177,7 +177,7 @@ def read_writers(path: Path, images: Images) -> np.ndarray:
     """Reads the writers of MNIST's training images: int64 `[n]`, the number of each image's writer.
 
     Raises:
-      DataError: the file is damaged or has another form, or its labels differ from the images' labels (names the row).
+      DataError: the file is damaged or has another form, or labels differ from `images`; the message names the row.
     """
     table = read_idx(path)
     if table.ndim != 2 or table.shape[1] <= _WRITER:
@@ -195,7 +195,7 @@ def read_writers(path: Path, images: Images) -> np.ndarray:
 
 
 def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[SiloArrays]:
-    """Makes a client of each writer, one at a time; `writers` is int64 `[n]`.
+    """Makes a client of each writer, one at a time; `writers` is the writer of each image, int64 `[n]`.
 
     Yields:
       Client `writer_0000`, ..., named by the writer's number: x uint8 `[n, height / shrink, width / shrink, 1]`, y
@@ -217,7 +217,7 @@ class MnistWriters(SourceSettings):
     Attributes:
       writers: path of QMNIST's `qmnist-train-labels-idx2-int.gz`; default: the file of that name in `input`, or in a
         folder `mnist_writers` beside `input`.
-      shrink: side of the squares of pixels that are each averaged to one pixel; 1 changes nothing.
+      shrink: side, in pixels, of the squares that are each averaged to one pixel; 1 keeps the images unchanged.
     """
 
     writers: str | None = None

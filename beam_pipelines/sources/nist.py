@@ -9,7 +9,7 @@ Federated Settings", 2018 (`data/femnist/preprocess`). The second edition has ev
 
 The two files of an image are found by their equal content. Background 1, ink 0. The stages:
 
-| stage | tasks | gives |
+| stage | tasks | output |
 |---|---|---|
 | hash class images | folders of `by_class` | (hash, class), to the hash's partition |
 | hash writer images | folders of `by_write` | (hash, writer, name of the file), to the hash's partition |
@@ -53,11 +53,11 @@ _CHOICES = {
 
 
 def class_numbers(classes: str) -> dict[str, int]:
-    """Returns the labels of the chosen classes, by the name of a class's folder.
+    """Returns a mapping from the name of each chosen class's folder to the label of the class.
 
     Args:
-      classes: `all` has 62 classes: digits, upper case, lower case. `digits` has 10. `letters` has 52, upper case
-        first. `merged` has 47: lower-case letters that look like upper case share its class (as in EMNIST, 2017).
+      classes: choice. `all` has 62 classes: digits, upper case, lower case. `digits` has 10. `letters` has 52, upper
+        case first. `merged` has 47: lower-case letters that look like upper case share that class (as in EMNIST, 2017).
     """
     numbers = {character: number for number, character in enumerate(_CHOICES[classes])}
     if classes == "merged":
@@ -75,7 +75,7 @@ def _class_folders(folder: Path) -> list[str]:
     places = []
     for path in _folders(folder / BY_CLASS):
         if path.name not in known:
-            raise DataError(f"{path}: not a class of NIST SD19, whose folders are called 30 to 39, 41 to 5a, 61 to 7a")
+            raise DataError(f"{path}: not a folder of a class; NIST SD19 has the folders 30 to 39, 41 to 5a, 61 to 7a")
         # The folders called train_<class> hold copies.
         places += [f"{BY_CLASS}/{path.name}/{part.name}" for part in _folders(path) if part.name.startswith("hsf_")]
     return places
@@ -88,7 +88,7 @@ def _writer_folders(folder: Path) -> list[str]:
 
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
-        raise DataError(f"{path}: no such folder; the input is the folder that holds NIST SD19's by_class and by_write")
+        raise DataError(f"{path}: no such folder; the input must be the folder of NIST SD19's by_class and by_write")
     return sorted(one for one in path.iterdir() if one.is_dir())
 
 
@@ -134,13 +134,13 @@ def nist_stages(
     tasks: tuple[_Tasks, _Tasks],
     rules: ClientRules,
 ) -> tuple[Stage, ...]:
-    """Builds the stages; the last stage gives the table of users.
+    """Builds the stages that read users; the last stage yields the table of users.
 
     Args:
-      folder: folder that holds `by_class` and `by_write`; every worker must see the folder under this name.
+      folder: folder that contains `by_class` and `by_write`; every worker must see the folder under this name.
       classes: choice of classes; see `class_numbers`.
       shape: height, width and 1. As in LEAF, images are scaled by Lanczos resampling.
-      tasks: two lists: the folders of each task that hashes class images, and those of each that hashes writer images.
+      tasks: folders of each task: first the tasks that hash class images, then the tasks that hash writer images.
       rules: rules of the job.
     """
     class_tasks, writer_tasks = tasks
@@ -271,7 +271,7 @@ def _rows(context: TaskContext, table: str) -> Iterator[tuple]:
 class NistSd19(SourceSettings):
     """Groups NIST Special Database 19, the raw data of FEMNIST, by writer (Grother, 1995; LEAF, 2018).
 
-    `input` is the folder that holds `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled
+    `input` is the folder of `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled
     to `input_shape`, with 1 channel, as in LEAF. Background 1, ink 0. A writer's image becomes a dead letter if it is
     damaged, has no class, or has the same content as an image of another class or writer. Images of classes that are
     not chosen, and images in `by_class` without a writer, are counted and left out.
@@ -283,7 +283,7 @@ class NistSd19(SourceSettings):
     classes: Literal["all", "digits", "letters", "merged"] = "all"
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the folder; errors as in `SourceSettings.build`."""
+        """Describes the folder as raw data; errors as in `SourceSettings.build`."""
         shape, folder = self.input_shape, Path(self.input)
         self.check_features(shape, num_nist_classes(self.classes))
         if len(shape) != 3 or shape[2] != 1:
@@ -293,7 +293,7 @@ class NistSd19(SourceSettings):
         for part, images in ((BY_CLASS, class_images), (BY_WRITE, writer_images)):
             if not any(images.values()):
                 raise DataError(
-                    f"{folder / part}: no .png file in NIST SD19's folders; data.input holds by_class and by_write"
+                    f"{folder / part}: no .png file in NIST SD19's folders; data.input needs by_class and by_write"
                 )
         names = itertools.chain.from_iterable([*class_images.values(), *writer_images.values()])
         return RawData(

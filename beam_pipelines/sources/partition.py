@@ -55,7 +55,7 @@ def dirichlet_partition(
 def draw_class_shares(
     num_clients: int, num_classes: int, classes_per_client: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Draws how much of each class each client gets: a few classes each, in uneven shares.
+    """Draws each client's share of each class: every client gets a few classes, in uneven shares.
 
     Every class goes to the same number of clients. The shares of these clients are drawn from [0.4, 0.6] and divided by
     their sum (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021). `num_clients *
@@ -96,7 +96,7 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
 def draw_class_mixes(
     num_clients: int, num_classes: int, concentration: float, generator: np.random.Generator
 ) -> np.ndarray:
-    """Draws each client's mix of classes: q ~ Dirichlet, with the same concentration for every class.
+    """Draws each client's mix of classes from a Dirichlet distribution with the same concentration for every class.
 
     Source: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", 2019: q ~ Dir(alpha p), here with p = 1 for each class. If p is read as probabilities that add up
@@ -113,7 +113,7 @@ def partition_by_class_mixes(labels: np.ndarray, mixes: np.ndarray, generator: n
     """Divides examples evenly among clients; each client draws examples, without replacement, by its mix of classes.
 
     A client draws the class of each of its examples; a draw of a class that is used up is repeated (Hsu et al., 2019).
-    The last clients get what is left, so their mixes may differ much from `mixes`.
+    The last clients get the remaining examples, so their mixes may differ much from `mixes`.
 
     Args:
       labels: integer class of each example, `[n]`.
@@ -181,7 +181,7 @@ def write_digits_leaf(
     silos are `silo_00`, `silo_01`, ..., divided by `dirichlet_partition`; the same arguments give the same bytes.
 
     Returns:
-      The written file, `folder/all_data_0.json.gz`; the folder is made if missing.
+      The written file, `folder/all_data_0.json.gz`; a missing folder is made.
 
     Raises:
       DataError: the examples cannot be divided as requested.

@@ -6,7 +6,7 @@
 | `.json`, `.json.gz` | the users' names | as in LEAF JSON; labels may be nested: `[[-1], [1]]` |
 | `.npz` | the names in the file | `<silo>/x`, `<silo>/y` and, where known, `<silo>/is_test` |
 
-The cells X and Y of a MATLAB file have the shape (1, m) or (m, 1), and hold features (n_i, d) and labels (n_i, 1).
+The cells X and Y of a MATLAB file have the shape (1, m) or (m, 1), and contain features (n_i, d) and labels (n_i, 1).
 School, Vehicle and GLEAM are published in this form. Silos of an `.npz` file are written and read one at a time: each
 silo must fit into memory, the whole file need not.
 """
@@ -43,7 +43,7 @@ class SiloFiles(SourceSettings):
     Attributes:
       label_shift: number added to every label of a regression, before `label_scale`. A public constant: it must not be
         derived from the data, because the ledger does not account for it.
-      label_scale: factor of the shifted labels, not 0; a public constant like `label_shift`.
+      label_scale: factor that multiplies the shifted labels, not 0; a public constant like `label_shift`.
     """
 
     label_shift: Finite = 0.0
@@ -57,7 +57,7 @@ class SiloFiles(SourceSettings):
             raise ValueError("label_shift and label_scale are for regressions only; num_classes 0 makes a regression")
 
     def build(self, workspace: Path) -> RawData:
-        """Describes the files; raises DataError as `list_silo_files` does."""
+        """Describes the files as raw data; raises DataError as `list_silo_files` does."""
         folder, files = list_silo_files(Path(self.input))
         how = {"label_shift": self.label_shift, "label_scale": self.label_scale}
         read = functools.partial(read_silos, num_classes=self.num_classes, **how)
@@ -71,12 +71,12 @@ def list_silo_files(path: Path) -> tuple[Path, tuple[str, ...]]:
       DataError: there is no silo file, or there are several `.mat` files, whose silos would have the same names.
     """
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder; data.input takes a {_suffixes()} file, or a folder of them")
+        raise DataError(f"{path}: no such file or folder; data.input must be a {_suffixes()} file, or a folder of them")
     folder = path if path.is_dir() else path.parent
     candidates = files_in(path) if path.is_dir() else [path]
     names = tuple(sorted(file.name for file in candidates if _reader_of(file) and file.is_file()))
     if not names:
-        raise DataError(f"{path}: no silo file; data.input takes a {_suffixes()} file, or a folder of them")
+        raise DataError(f"{path}: no silo file; data.input must be a {_suffixes()} file, or a folder of them")
     if sum(name.endswith(".mat") for name in names) > 1:
         raise DataError(f"{path}: several .mat files, whose silos would all be called silo_000, ...; name one of them")
     return folder, names
@@ -89,9 +89,9 @@ def read_silos(
 
     Args:
       path: path of the file.
-      num_classes: number of classes; 0 for a regression. If it is 2, labels {-1, 1} become {0, 1}.
+      num_classes: number of classes; 0 for a regression. With two classes, labels {-1, 1} become {0, 1}.
       label_shift: number added to the labels of a regression, a public constant.
-      label_scale: factor of a regression's shifted labels, a public constant.
+      label_scale: factor that multiplies a regression's shifted labels, a public constant.
       brightest: number by which features are divided: 255 for 8-bit pixels.
 
     Raises:
@@ -248,7 +248,7 @@ class SiloArrays:
 
 
 def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
-    """Writes silos: if this fails, `path` keeps its old content. Equal silos give equal bytes."""
+    """Writes silos to an `.npz` file; after an error, `path` has its old content. Equal silos give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging, zipfile.ZipFile(staging, "w") as archive:
         for silo in silos:
@@ -261,7 +261,7 @@ def write_silo_arrays(path: Path, silos: Iterable[SiloArrays]) -> None:
 
 
 def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
-    """Reads a file's silos, in the order of the file. Arrays of Python objects are refused.
+    """Reads the silos of an `.npz` file, in the file's order; refuses arrays of Python objects.
 
     Raises:
       DataError: the file cannot be read or is not an `.npz` file, a silo lacks x or y, or an array has another name.
@@ -285,7 +285,7 @@ def _silo_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
             raise DataError(f"{path}: unexpected array {entry!r}; allowed are <silo>/x, <silo>/y and <silo>/is_test")
         names[silo] = None
     if not names:
-        raise DataError(f"{path}: no silo in it")
+        raise DataError(f"{path}: no silo in it; a silo needs <silo>/x and <silo>/y")
     return list(names)
 
 
@@ -299,7 +299,7 @@ def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
 def array_images(
     source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
 ) -> RawData:
-    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the file."""
+    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the raw data."""
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
     read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)

@@ -11,10 +11,10 @@ SIGNATURE_FIELD = "signature_def"
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """The answer of `predict` for a batch.
+    """The answer of `predict` to `n` examples.
 
     Attributes:
-      answers: probabilities, float32 `[n, num_classes]`; for a regression, values, float32 `[n]`.
+      answers: class probabilities, float32 `[n, num_classes]`, or for a regression predicted values, float32 `[n]`.
       personalized: bool `[n]`; false where the client is unknown and the global model answered.
     """
 
@@ -24,7 +24,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """The answer of `classify` for a batch: labels, string `[n, k]`, and their probabilities, float32 `[n, k]`."""
+    """The answer of `classify` to `n` examples: `k` class labels, string `[n, k]`, and scores, float32 `[n, k]`."""
 
     classes: np.ndarray
     scores: np.ndarray
@@ -32,7 +32,7 @@ class Classification:
 
 @dataclasses.dataclass(frozen=True)
 class Regression:
-    """The answer of `regress` for a batch: predicted values, float32 `[n]`."""
+    """The answer of `regress` to `n` examples: predicted values, float32 `[n]`."""
 
     values: np.ndarray
 
@@ -45,7 +45,7 @@ class VersionState:
       version: number of the version.
       state: `START`, `LOADING`, `AVAILABLE`, `UNLOADING` or `END`.
       error_code: `OK`, or the gRPC code of the error that ended the version.
-      error_message: message of this error, or empty.
+      error_message: message of the error in `error_code`; empty if there is none.
     """
 
     version: int
@@ -55,7 +55,7 @@ class VersionState:
 
     @property
     def available(self) -> bool:
-        """Tells whether the version takes requests."""
+        """Returns whether the version answers requests."""
         return self.state == "AVAILABLE"
 
 
@@ -65,7 +65,7 @@ class TensorDescription:
 
     Attributes:
       dtype: name of the dtype in TensorFlow's protos, such as `DT_FLOAT`.
-      shape: size of each dimension, with None for each open size; None if the number of dimensions is open.
+      shape: size of each dimension, None for any size; None in place of the tuple if the rank may be any.
     """
 
     dtype: str
@@ -74,7 +74,7 @@ class TensorDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """One function of a model: its inputs and outputs by key."""
+    """One signature of a model: inputs and outputs by key, and TensorFlow Serving's name of the method."""
 
     inputs: Mapping[str, TensorDescription]
     outputs: Mapping[str, TensorDescription]
@@ -83,7 +83,7 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class ModelMetadata:
-    """A loaded version and its signatures by name."""
+    """The name and number of a loaded version, and the version's signatures by name."""
 
     model_name: str
     version: int
@@ -91,12 +91,12 @@ class ModelMetadata:
 
 
 def answers_name(outputs: Collection[str]) -> str:
-    """Returns the key of the answers among these keys of outputs: `values` for a regression, else `probabilities`."""
+    """Returns the key of the answers in a personal model's `outputs`: `values` if present, else `probabilities`."""
     return "values" if "values" in outputs else "probabilities"
 
 
 def version_states(document: Mapping[str, Any]) -> list[VersionState]:
-    """Reads the JSON form of a `GetModelStatusResponse`; raises KeyError, TypeError or ValueError for anything else."""
+    """Reads the JSON form of a `GetModelStatusResponse`; raises KeyError, TypeError or ValueError for other JSON."""
     states = []
     for entry in document["model_version_status"]:
         status = entry.get("status", {})
@@ -106,7 +106,7 @@ def version_states(document: Mapping[str, Any]) -> list[VersionState]:
 
 
 def metadata(document: Mapping[str, Any]) -> ModelMetadata:
-    """Reads the JSON form of a `GetModelMetadataResponse`; raises the same errors as `version_states`."""
+    """Reads the JSON form of a `GetModelMetadataResponse`; raises KeyError, TypeError or ValueError for other JSON."""
     spec = document["model_spec"]
     signatures = document["metadata"][SIGNATURE_FIELD]["signature_def"]
     read = {

@@ -1,4 +1,4 @@
-"""Makes calls over an unreliable network, with a deadline and retries, and defines their errors.
+"""Makes calls over an unreliable network, with a deadline and retries, and defines the errors of calls.
 
 Over HTTP, a time-out limits the time of the whole answer (head and body), not the time of each read.
 """
@@ -29,7 +29,7 @@ class ServerError(ServingError):
     Attributes:
       address: the server's `host:port`, or its URL.
       code: over gRPC the name of the status, such as `NOT_FOUND`; over REST the HTTP status, such as `404`.
-      message: message of the server.
+      message: the server's message.
     """
 
     def __init__(self, address: str, code: str, message: str):
@@ -40,7 +40,7 @@ class ServerError(ServingError):
 
 
 class UnavailableError(ServerError):
-    """No server answered, or the server says that it is unavailable. Calls are retried after this error only."""
+    """No server answered, or the server reports that it is unavailable. Only after this error are calls retried."""
 
     def __init__(self, address: str, code: str, message: str):
         super().__init__(address, code, message)
@@ -48,7 +48,7 @@ class UnavailableError(ServerError):
 
 
 class Deadline:
-    """The time limit of one call, with all its retries and with all parts of a divided batch."""
+    """The time limit of one call, including all retries and, if the batch is divided, the requests of all parts."""
 
     def __init__(self, seconds: float):
         """Sets the deadline to `seconds` from now."""
@@ -56,34 +56,34 @@ class Deadline:
         self._end = time.monotonic() + seconds
 
     def remaining(self, address: str) -> float:
-        """Returns the seconds left, above 0; raises ServerError if the time is over."""
+        """Returns the seconds until the deadline; raises ServerError, which names `address`, after the deadline."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise self.error(address)
         return seconds
 
     def error(self, address: str) -> ServerError:
-        """Builds the error of a call whose time is over."""
+        """Builds the error of a call to `address` that was not answered before the deadline."""
         return ServerError(address, DEADLINE_EXCEEDED, f"no answer within {self._seconds:g} seconds")
 
 
 def call_with_retries(
     attempt: Callable[[float], Answer], address: str, deadline: Deadline, max_attempts: int
 ) -> Answer:
-    """Calls `attempt` until it returns or raises an error that is not retried, or until no attempts or time are left.
+    """Returns the result of `attempt`; calls it again after each `UnavailableError`, while attempts and time are left.
 
-    Each pause between attempts is drawn at random, between half of its upper limit and the limit, so that clients that
-    failed at the same moment do not all try again together. The limit doubles with every attempt, up to two seconds.
+    The pause before a retry is random, between half of a limit and the limit, so that clients that failed at the same
+    moment do not all retry at the same moment. The limit is 0.1 seconds at first, and doubles up to 2 seconds.
 
     Args:
-      attempt: function that makes one attempt, within the seconds that it gets as argument; it raises
+      attempt: function that makes one attempt, with the attempt's time limit in seconds as its argument; it raises
         `UnavailableError` if another attempt may help.
       address: address of the server, for messages.
       deadline: time limit of all attempts together.
       max_attempts: largest number of attempts, at least 1.
 
     Raises:
-      UnavailableError: every attempt failed with this error.
+      UnavailableError: the last attempt that `max_attempts` and the deadline allow failed with this error.
       ServerError: the deadline passed, or an attempt failed with another error.
     """
     longest = FIRST_PAUSE_SECONDS
@@ -100,7 +100,7 @@ def call_with_retries(
 
 
 def timed_pool(url: str, max_kept: int) -> urllib3.HTTPConnectionPool:
-    """Builds a pool of connections that keep `urllib3.Timeout(total=...)` even if an answer arrives in small pieces.
+    """Builds a connection pool in which `urllib3.Timeout(total=...)` also limits answers that arrive in small pieces.
 
     At most `max_kept` connections stay open between calls. `url` has scheme, host and port; if `url` is malformed,
     LocationParseError or ValueError is raised.

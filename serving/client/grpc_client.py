@@ -1,4 +1,4 @@
-"""Asks a server over gRPC. Importing this module imports TensorFlow, because requests contain TensorFlow's messages."""
+"""Calls a server over gRPC. Importing this module imports TensorFlow, because requests have TensorFlow's messages."""
 
 import dataclasses
 from collections.abc import Callable
@@ -41,7 +41,7 @@ Answer = TypeVar("Answer")
 class GrpcClient(ModelClient[Message]):
     """Calls the gRPC API over one channel.
 
-    `credentials` are gRPC's credentials, such as `grpc.ssl_channel_credentials()`; with None, nothing is encrypted.
+    `credentials` are channel credentials, such as `grpc.ssl_channel_credentials()`; with None, nothing is encrypted.
     """
 
     _: dataclasses.KW_ONLY
@@ -65,23 +65,23 @@ class GrpcClient(ModelClient[Message]):
         self._models = model_service_pb2_grpc.ModelServiceStub(self._channel)
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks for states, as `ModelClient.status` does."""
+        """Returns the states of versions; see `ModelClient.status`."""
         spec = _spec(ModelSpec(model_name, version), "")
         request = get_model_status_pb2.GetModelStatusRequest(model_spec=spec)
         response = self._send(self._models.GetModelStatus, request)
         return self._checked(lambda: answers.version_states(to_dict(response)))
 
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks for signatures, as `ModelClient.metadata` does."""
+        """Returns the signatures of a version; see `ModelClient.metadata`."""
         spec = _spec(ModelSpec(model_name, **version), "")
         request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=spec, metadata_field=[SIGNATURE_FIELD])
         response = self._send(self._predictions.GetModelMetadata, request)
         return self._checked(lambda: answers.metadata(to_dict(response)))
 
     def reload_config(self, config: Message) -> None:
-        """Replaces the server's list of models by a `ModelServerConfig`, and waits until new models have loaded.
+        """Replaces the server's list of models with the list in `config`, and waits until new models have loaded.
 
-        Models that the list leaves out are unloaded.
+        The server unloads models that are not in `config`.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the configuration.

@@ -1,4 +1,4 @@
-"""Defines the interface of both clients: their checks, how they split batches, and how they join the answers."""
+"""Defines the base class of both clients, which checks requests, splits batches and joins the answers."""
 
 import abc
 import dataclasses
@@ -21,7 +21,7 @@ Client = TypeVar("Client", bound="ModelClient")
 
 
 class Version(TypedDict, total=False):
-    """The version to ask, by number or by label; the newest version if both are None."""
+    """The version that a request addresses, by number or by label; the newest version if both are None."""
 
     version: int | None
     label: str | None
@@ -29,7 +29,7 @@ class Version(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Clients' ids and examples: float32 `[n, *shape]` with the key `x`, or encoded images with `image_bytes`."""
+    """Clients' ids, and examples: float32 `[n, *input_shape]` for the key `x`, images for the key `image_bytes`."""
 
     client_ids: Sequence[str]
     key: str
@@ -39,7 +39,7 @@ class Batch:
         return len(self.client_ids)
 
     def part(self, start: int, stop: int) -> "Batch":
-        """Returns the batch of the examples from `start` up to but not including `stop`."""
+        """Returns a batch of the examples with the numbers `start` to `stop - 1`."""
         return Batch(self.client_ids[start:stop], self.key, self.values[start:stop])
 
 
@@ -47,17 +47,17 @@ class Batch:
 class ModelClient(abc.ABC, Generic[Payload]):
     """Sends requests to personalised models of this package, on the embedded server or on TensorFlow Serving.
 
-    A `ModelClient` may be used by many threads. Close it, or use it as a context manager.
+    Many threads may use one client. Close the client, or use it as a context manager.
 
     A batch above `max_batch_size` or `max_message_bytes` is sent in parts, one after another, and the answers are
     joined in order. While one version replaces another, different versions may answer the parts: name a version if
-    all answers must come from the same one.
+    all answers must come from one version.
 
-    If there is no server, the connection breaks before the answer, or the server answers `UNAVAILABLE`, a request is
-    sent again, up to `max_attempts` times and until the call's deadline. After any other error it is not sent again.
+    A request is sent again if no server is reached, the connection breaks before the answer, or the server answers
+    `UNAVAILABLE`; it is sent at most `max_attempts` times, and not after the call's deadline. Other errors are final.
 
     Attributes:
-      address: `host:port`; for REST also a URL such as `https://models.example.org`. The first call connects.
+      address: server's `host:port`, or for REST a URL such as `https://models.example.org`. The first call connects.
       timeout_seconds: time limit of one call, with all its retries and parts.
       client_id_hash: function from a client's id to its id in the export, usually a `serving.client_ids.ClientIdHash`;
         None if callers pass the ids of the export.
@@ -79,7 +79,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     def __post_init__(self):
         if self.timeout_seconds <= 0 or min(self.max_batch_size, self.max_message_bytes, self.max_attempts) < 1:
-            raise ServingError("A client's timeout, batch size, message size and number of attempts must be positive.")
+            raise ServingError("timeout_seconds, max_batch_size, max_message_bytes and max_attempts must be positive.")
 
     def predict(
         self, model_name: str, client_ids: Sequence[str], x: np.ndarray, **version: Unpack[Version]
@@ -88,9 +88,9 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
         Args:
           model_name: model's name in requests.
-          client_ids: one id for each example; for an empty id, the global model answers.
+          client_ids: one id for each example; the global model answers for an empty id.
           x: examples, float32 `[n, *input_shape]`.
-          **version: version to ask, such as `version=3` or `label="stable"`; by default the newest version.
+          **version: version that answers, such as `version=3` or `label="stable"`; by default the newest version.
 
         Raises:
           ServerError: the server cannot be reached in time or refuses the request.
@@ -103,9 +103,9 @@ class ModelClient(abc.ABC, Generic[Payload]):
     def predict_images(
         self, model_name: str, client_ids: Sequence[str], images: Sequence[bytes], **version: Unpack[Version]
     ) -> Prediction:
-        """Predicts images, given as the contents of PNG or JPEG files; the rest is as in `predict`."""
+        """Predicts images (contents of PNG or JPEG files); other arguments and errors are those of `predict`."""
         if not all(isinstance(image, bytes) for image in images):
-            raise ServingError("Images are the bytes of image files; pass arrays of pixels to predict.")
+            raise ServingError("Images must be bytes of image files (PNG or JPEG); for arrays of pixels, call predict.")
         batch = self._batch(client_ids, "image_bytes", images)
         return Prediction(*self._joined(PREDICT, ModelSpec(model_name, **version), IMAGES_SIGNATURE, batch))
 
@@ -125,7 +125,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     @abc.abstractmethod
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks for the states of all versions that the server has seen, or for the state of one named version.
+        """Returns the states of all versions that the server has seen, or of one version if `version` is given.
 
         Raises:
           ServerError: the server cannot be reached in time or does not know the model or version.
@@ -133,7 +133,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
 
     @abc.abstractmethod
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks for the signatures of the newest version, or for those of a named version.
+        """Returns the signatures of the newest version, or of the version that `version=` or `label=` names.
 
         Raises:
           ServerError: the server cannot be reached in time or has not loaded the model or version.
@@ -160,7 +160,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
         number = 0 if isinstance(values, np.ndarray) and not values.ndim else len(values)
         if len(client_ids) != number or not number:
             raise ServingError(
-                f"{len(client_ids)} client ids for {number} examples: send one for each, and at least one example."
+                f"{len(client_ids)} client ids for {number} examples: send at least one example, and one id for each."
             )
         # Refuses invalid Unicode, for which each protocol has errors of its own.
         for client_id in client_ids:
@@ -197,7 +197,7 @@ class ModelClient(abc.ABC, Generic[Payload]):
         yield from self._fitting(method, spec, signature_name, batch.part(middle, len(batch)), start + middle)
 
     def _unlike_a_personal_model(self) -> ServingError:
-        return ServingError(f"{self.address} did not answer like a personalised model of this package.")
+        return ServingError(f"{self.address} did not answer like a personalised model; check address and model.")
 
     def __enter__(self: Client) -> Client:
         return self

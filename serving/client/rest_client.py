@@ -1,4 +1,4 @@
-"""Asks a server over REST, with JSON; does not import TensorFlow."""
+"""Calls a server over REST, with JSON; does not import TensorFlow."""
 
 import base64
 import dataclasses
@@ -24,7 +24,7 @@ from tff_pdp.errors import ServingError
 
 
 def request(method: str, signature_name: str, batch: Batch) -> bytes:
-    """Writes the body of a request: columns (`inputs`) for `predict`, `examples` for `classify` and `regress`."""
+    """Returns a request's JSON body: columns (key `inputs`) for `predict`, `examples` for `classify` and `regress`."""
     document: dict[str, Any] = {"signature_name": signature_name} if signature_name else {}
     if method == PREDICT:
         document["inputs"] = {"client_id": batch.client_ids, batch.key: _column(batch.values)}
@@ -46,7 +46,7 @@ def read(body: bytes) -> Any:
 
 
 def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
-    """Returns the arrays in the parsed answer to `request`, in the order that `ModelClient._call` returns them.
+    """Returns a parsed answer's arrays: answers, personalized (predict); classes, scores (classify); values (regress).
 
     Raises:
       KeyError, TypeError, ValueError: the document is not the answer of a personal model.
@@ -63,7 +63,7 @@ def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
 
 
 def error_message(body: bytes) -> str:
-    """Returns the message in the body of an error; a body that is not JSON, as from a proxy, is the message itself."""
+    """Returns the message in an error's JSON body, or the first 1000 characters of another body, such as a proxy's."""
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
@@ -92,7 +92,7 @@ _SERVICE_UNAVAILABLE = 503
 
 @dataclasses.dataclass(eq=False)
 class RestClient(ModelClient[bytes]):
-    """Calls the REST API over connections that stay open between calls. Proxies in the environment are ignored.
+    """Calls the REST API over connections that stay open between calls. Proxy settings of the environment are ignored.
 
     A call that opens a connection may take twice its time limit if the host's name is not resolved in time, or if the
     host's addresses do not answer.
@@ -111,11 +111,11 @@ class RestClient(ModelClient[bytes]):
             raise ServingError(f"{self.address} is no address of a REST API: use host:port or a URL.") from error
 
     def status(self, model_name: str, *, version: int | None = None) -> list[VersionState]:
-        """Asks for states, as `ModelClient.status` does."""
+        """Returns the states of versions; see `ModelClient.status`."""
         return self._get(ModelSpec(model_name, version), "", answers.version_states)
 
     def metadata(self, model_name: str, **version: Unpack[Version]) -> ModelMetadata:
-        """Asks for signatures, as `ModelClient.metadata` does."""
+        """Returns the signatures of a version; see `ModelClient.metadata`."""
         return self._get(ModelSpec(model_name, **version), "/metadata", answers.metadata)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class RestClient(ModelClient[bytes]):
         try:
             return read(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ServingError(f"{self._url} did not answer like TensorFlow Serving.") from error
+            raise ServingError(f"{self._url} did not answer like TensorFlow Serving; check the address.") from error
 
     def _request(self, method: str, path: str, body: bytes | None, deadline: Deadline) -> Any:
         url = f"{self._url}{path}"
@@ -152,7 +152,7 @@ class RestClient(ModelClient[bytes]):
             try:
                 return read(answer)
             except ValueError as error:
-                raise ServingError(f"{url} did not answer with JSON.") from error
+                raise ServingError(f"{url} did not answer with JSON; check the address.") from error
 
         return call_with_retries(attempt, url, deadline, self.max_attempts)
 

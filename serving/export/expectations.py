@@ -1,4 +1,4 @@
-"""Computes, with the model itself and not with an export, the answers that the export's signatures must give."""
+"""Computes the right answers for an export's signatures from the model itself, without the export."""
 
 import contextlib
 import itertools
@@ -26,12 +26,12 @@ _MAX_BATCH, _MAX_BATCH_BYTES = 64, 1 << 28
 
 
 def examples_for(model: Model) -> np.ndarray:
-    """Returns random examples that are no client's, float32 `[n, *input_shape]`, uniform in `[0, 1)`."""
+    """Returns random examples (no client's data), float32 `[NUM_EXAMPLES, *input_shape]`, uniform in `[0, 1)`."""
     return np.random.default_rng(0).random((NUM_EXAMPLES, *model.input_shape), np.float32)
 
 
 def default_references(models: PersonalModels) -> dict[str, Arrays]:
-    """Returns the weights that `models` has for the global model (id "") and for the first clients, by id."""
+    """Returns the weights of the global model (id "") and of the first `MAX_REFERENCES` clients, by client id."""
     numbers = {"": GLOBAL_ROW, **dict(zip(models.client_ids[:MAX_REFERENCES], models.rows.tolist(), strict=False))}
     with tf.device("/CPU:0"):
         return {client_id: models.weights_of_row(row) for client_id, row in numbers.items()}
@@ -40,10 +40,10 @@ def default_references(models: PersonalModels) -> dict[str, Arrays]:
 def build_expectations(
     models: PersonalModels, examples: np.ndarray, references: Mapping[str, Arrays]
 ) -> list[Expectation]:
-    """Returns requests to every signature, each with examples of many clients, and the requests' right answers.
+    """Returns requests to every signature, each with examples for many clients, and the right answers.
 
-    `examples` is float32 `[n, *input_shape]`; `references` has weights by client id ("" for the global model). The
-    requests ask for the answer of every client in `references` to every example.
+    `examples` is float32 `[n, *input_shape]`; `references` has weights by client id ("" for the global model).
+    Together, the requests ask for the answer of every client in `references` to every example.
     """
     model = models.model
     with tf.device("/CPU:0"):
@@ -68,13 +68,13 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns a published version's answers for the global model (id "") and for some clients, by id.
+    """Returns requests to a published version and its answers, for the global model (id "") and some clients, by id.
 
-    A version made from the published one must give the same answers. The model as it is built now must give them, too:
-    if the program or the configuration has changed since the export, a new version would change all clients' answers.
+    A new version made from the published version must give these answers. The `models` must give them, too: if the
+    program or configuration has changed since the export, a new version would change all clients' answers.
 
     Raises:
-      ServingError: the version does not load, or its answers differ from those of `models`, which were read from it.
+      ServingError: the version does not load, or answers differently from `models`, which were read from it.
     """
     examples = examples_for(models.model)[: _batch_size(models)]
     places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []

@@ -1,4 +1,4 @@
-"""Exports personal models as one SavedModel for all clients, and verifies it before any server can see it."""
+"""Exports personal models as one SavedModel for all clients, and verifies it before any server can load it."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,7 @@ def export_models(
 ) -> Path:
     """Writes, verifies and publishes the next version: one SavedModel for all clients.
 
-    | signature | takes | returns |
+    | signature | inputs | outputs |
     |---|---|---|
     | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized` bool `[n]` |
     | `predict_images`, for images | `client_id`, `image_bytes` string `[n]` | the same as `predict` |
@@ -46,27 +46,27 @@ def export_models(
     `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `classes` string; `probabilities` and `scores` are
     float32 `[n, num_classes]`, `values` (of a regression) float32 `[n]`. The global model answers unknown ids.
 
-    The export has the client ids and weights fitted to single clients: both are personal data. Pass keyed hashes as
-    ids unless the ids may be published. Requests may mix clients in a batch.
+    The export has clients' ids and personal weights: both are personal data. Use keyed hashes as ids unless the ids may
+    be published. One request may have examples of several clients.
 
     Args:
-      held: directory of all versions of the model, as `versions.hold` yields it.
+      held: directory of all versions of the model, locked by `versions.hold`.
       models: models to serve.
       model_name: model's name in requests.
       privacy_report: JSON values to be stored as `assets.extra/privacy_report.json`.
       model_card: JSON values to be stored as `assets.extra/model_card.json`.
       process: process that verifies the export.
       references: all weights of some clients, by id ("" for the global model), computed independently of `models`. The
-        export must answer random examples as `model.predict` does with these weights. Default: weights of the first 32
-        clients in `models`.
-      further_expectations: further requests and their right answers, such as answers of the previous version.
+        export must answer random examples as `model.predict` does with these weights. Default: weights of the global
+        model and of the first 32 clients, computed from `models`.
+      further_expectations: further requests with their right answers, such as the answers of the previous version.
 
     Returns:
       The published directory, `<held>/<version>`.
 
     Raises:
-      ServingError: an argument does not fit the model, or the export fails its verification. Nothing is published then,
-        and no folder is left that a server could take for a version.
+      ServingError: an argument does not fit the model, or the export fails its verification. Then nothing is published,
+        and no folder is left that a server could load as a version.
     """
     layout.check_model_name(model_name)
     check_models(models)
@@ -80,7 +80,7 @@ def export_models(
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """The name of an export, and JSON values about its privacy and its purpose."""
+    """A model's name in requests, and its privacy report and model card as JSON values, to be stored in an export."""
 
     model_name: str
     privacy_report: Mapping[str, Any]
@@ -95,10 +95,10 @@ def publish(
     process: FreshProcess,
     details: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a version of models that passed `check_models`, verifies and publishes it, and returns its directory.
+    """Writes, verifies and publishes a version of models that passed `check_models`, and returns its directory.
 
-    `details` are further JSON values for the manifest, `expected` are requests and their right answers; the other
-    arguments and the errors are those of `export_models`.
+    `expected` has requests and their right answers, and `details` has further JSON values for the manifest. Other
+    arguments and errors are those of `export_models`.
     """
     with staged_version(held) as (number, staging), _naming_disk_of(staging):
         signatures = _write_saved_model(staging, models)

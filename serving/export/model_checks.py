@@ -1,4 +1,4 @@
-"""Checks personal models before anything is written, and estimates the size of their export on disk and in a server."""
+"""Checks personal models before their export, and estimates the export's size on disk and in a server's memory."""
 
 import collections
 import dataclasses
@@ -26,8 +26,8 @@ class LayoutSize:
 
     Attributes:
       bytes_on_disk: bytes of all files of one version.
-      bytes_in_memory: memory of a server that holds one version; while a version replaces another, both are in memory.
-      bytes_per_example: memory that a running request takes for each example's weights.
+      bytes_in_memory: memory of a server with one version; while one version replaces another, both are in memory.
+      bytes_per_example: memory for the weights of each example in a running request.
     """
 
     bytes_on_disk: int
@@ -35,7 +35,7 @@ class LayoutSize:
     bytes_per_example: int
 
     def text(self) -> str:
-        """Returns the three sizes as text."""
+        """Returns the three sizes as text for people."""
         return (
             f"{_megabytes(self.bytes_on_disk)} on disk, {_megabytes(self.bytes_in_memory)} in a server's memory, and "
             f"{_megabytes(self.bytes_per_example)} for each example of a running request"
@@ -43,7 +43,7 @@ class LayoutSize:
 
 
 def estimate(models: PersonalModels) -> LayoutSize:
-    """Estimates the size of an export of these models, without checking the models."""
+    """Estimates the size of an export of `models`, which are not checked."""
     ids = sum(len(client_id.encode()) + 1 for client_id in models.client_ids)
     rows = _ROW_NUMBER_BYTES * len(models.client_ids)
     return LayoutSize(
@@ -54,7 +54,7 @@ def estimate(models: PersonalModels) -> LayoutSize:
 
 
 def weight_bytes_per_example(models: PersonalModels) -> int:
-    """Returns the bytes of one example's weights: values gathered from stacks, and weights made from these values."""
+    """Returns the bytes of one example's weights: the client's row, and the output of `make_weights`, if any."""
     gathered = _FLOAT_BYTES * models.values_per_client
     if models.make_weights is None:
         return gathered
@@ -77,7 +77,7 @@ def check_models(models: PersonalModels) -> None:
     _check_rows(models)
     for name, array in (*models.shared.items(), *models.stacked.items()):
         if array.dtype != np.float32:
-            raise ServingError(f"{name!r} is {array.dtype}; served models are float32.")
+            raise ServingError(f"Weight {name!r} is {array.dtype}; served weights must be float32.")
         # `isfinite` of the array would take a quarter of its memory; minimum and maximum are NaN if a value is NaN.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise ServingError(f"{name!r} of {_owner(models, name)} has a value that is not finite.")
@@ -85,7 +85,7 @@ def check_models(models: PersonalModels) -> None:
 
 
 def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -> None:
-    """Checks the names and shapes of one model's weights; messages name the `owner` of the weights."""
+    """Raises ServingError, which names the weights' `owner`, if names or shapes of the weights do not fit the model."""
     shapes = {name: array.shape for name, array in model.init(0).items()}
     if set(weights) != set(shapes):
         raise ServingError(
@@ -99,7 +99,7 @@ def check_weights(model: Model, weights: Mapping[str, np.ndarray], owner: str) -
 
 
 def check_client_ids(models: PersonalModels) -> None:
-    """Checks that all ids are different, and that each id can be a line of a file: not empty, without line breaks."""
+    """Raises ServingError if two ids are equal, or an id cannot be a line of the vocabulary, such as an empty id."""
     for client_id in models.client_ids:
         # The vocabulary has one id a line, and TensorFlow drops carriage returns when it reads it.
         if client_id in ("", GLOBAL_ID) or "\n" in client_id or "\r" in client_id:
@@ -113,11 +113,11 @@ def check_client_ids(models: PersonalModels) -> None:
 
 
 def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -> None:
-    """Checks the weights that an export will be compared with, given by client id ("" for the global model)."""
+    """Raises ServingError if reference weights, by client id ("": global model), have an unknown id or do not fit."""
     known = {"", *models.client_ids}
     for client_id, weights in references.items():
         if client_id not in known:
-            raise ServingError(f"There are reference weights of client {client_id!r}, but no such client.")
+            raise ServingError(f"There are reference weights of client {client_id!r}, but models has no such client.")
         check_weights(models.model, weights, f"client {client_id!r}, for reference,")
 
 
@@ -129,7 +129,7 @@ def _check_layout(models: PersonalModels) -> None:
             f"The layout {HYPERNETWORK!r} needs make_weights, other layouts must have none; this is {models.layout!r}."
         )
     if both := sorted(set(models.shared) & set(models.stacked)):
-        raise ServingError(f"{', '.join(both)} cannot be both shared and stacked.")
+        raise ServingError(f"Weights {', '.join(both)} are both shared and stacked; keep one of both.")
 
 
 def _check_rows(models: PersonalModels) -> None:
@@ -137,10 +137,10 @@ def _check_rows(models: PersonalModels) -> None:
     for name, stack in models.stacked.items():
         if stack.ndim < 1 or len(stack) != num_rows or not num_rows:
             raise ServingError(
-                f"The stack {name!r} has shape {stack.shape}; every stack needs the same number of rows, one at least."
+                f"The stack {name!r} has shape {stack.shape}; all stacks need the same number of rows, at least 1."
             )
     if rows.shape != (len(models.client_ids),) or rows.dtype != np.int32:
-        raise ServingError(f"rows are {rows.dtype} {rows.shape}; {len(models.client_ids)} clients need one int32 each.")
+        raise ServingError(f"rows is {rows.dtype} {rows.shape}; it must be int32 ({len(models.client_ids)},).")
     if len(rows) and not (rows.min() >= 0 and rows.max() < num_rows):
         client = int(np.flatnonzero((rows < 0) | (rows >= num_rows))[0])
         raise ServingError(

@@ -1,4 +1,4 @@
-"""Exports one SavedModel for each client, which has the client's row and the global row, but no other client's row."""
+"""Exports one SavedModel for each client, with the client's row and the global row, but no other client's row."""
 
 import contextlib
 import dataclasses
@@ -39,14 +39,14 @@ def export_per_client(
 ) -> dict[str, Path]:
     """Writes, verifies and publishes one SavedModel for each client, with the client's row and the global row.
 
-    No other client's id or row is in an export. The global model is in all exports, so it must not reveal a client's
-    model to the others. A mean of two clients' models would: each of the two could compute the other's model from it.
+    No other client's id or row is in an export. All exports have the global model, which must therefore not reveal any
+    client's model. The mean of two clients' models would reveal both: each client could compute the other's.
 
-    Exports lie in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
-    call, as after an interruption, keeps each version that has the same values as now and still passes its
-    verification; it publishes new versions for the other clients only.
+    Exports are in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
+    call, such as after an interruption, keeps a client's newest version if its content would not change and the version
+    still passes its verification; only other clients get new versions.
 
-    The other arguments are those of `export_models`, and hold for every export. By default, `references` has each
+    The other arguments are those of `export_models`, and apply to every export. By default, `references` has each
     client's own weights.
 
     Returns:
@@ -54,7 +54,7 @@ def export_per_client(
 
     Raises:
       ServingError: there are more than `MAX_SEPARATE_CLIENTS` clients, an id cannot be part of a model's name, or
-        `export_models` would raise this error.
+        `export_models` would refuse an argument or an export.
     """
     clients = len(models.client_ids)
     if clients > MAX_SEPARATE_CLIENTS:
@@ -62,7 +62,7 @@ def export_per_client(
             f"Separate exports of {clients} clients would take about {clients * _SECONDS / 60:.0f} minutes, "
             f"{clients * GRAPH_BYTES / 1e6:.0f} MB for graphs, and "
             f"{clients * LOADED_GRAPH_BYTES / 1e9:.1f} GB of a server's memory besides the weights. At most "
-            f"{MAX_SEPARATE_CLIENTS} are made: make one export for all clients."
+            f"{MAX_SEPARATE_CLIENTS} are allowed: make one export for all clients."
         )
     folder = folder.absolute()
     check_models(models)
@@ -84,7 +84,7 @@ def export_per_client(
 
 
 def only_client(models: PersonalModels, number: int) -> PersonalModels:
-    """Returns personal models with one client only: its row and the global row."""
+    """Returns `models` with client number `number` only: the client's row and the global row."""
     row = int(models.rows[number])
     rows = [GLOBAL_ROW] if row == GLOBAL_ROW else [GLOBAL_ROW, row]
     return dataclasses.replace(

@@ -14,19 +14,19 @@ _GLOBAL_LINE = 0
 
 
 class ServedModule(tf.Module):
-    """One model for all clients: weights that clients own are rows of stacks, and each example uses its client's row.
+    """The served module: personal weights are rows of stacks, and each example is predicted with its client's row.
 
     The checkpoint has the keys `rows`, `shared/<i>` and `stacked/<i>`, where i numbers the weights in the sorted order
     of their names.
 
     Attributes:
       shared: variables of the weights that all clients share.
-      stacked: variables `[rows, ...]` of the weights that clients own.
-      rows: number of the row for each line of the vocabulary, int32 `[1 + clients]`.
+      stacked: variables `[rows, *weight_shape]` of the personal weights.
+      rows: variable int32 `[1 + clients]`, the number of the row in the stacks for each line of the vocabulary.
     """
 
     def __init__(self, models: PersonalModels, vocabulary_path: Path):
-        """Builds the variables, and a lookup table that reads the file of `write_vocabulary`."""
+        """Builds the variables, and a lookup table that reads the vocabulary file, which `write_vocabulary` writes."""
         super().__init__(name="served_models")
         self._models = models
         self.shared = [tf.Variable(tf.constant(models.shared[name])) for name in sorted(models.shared)]
@@ -83,12 +83,12 @@ class ServedModule(tf.Module):
 
 
 def write_vocabulary(path: Path, models: PersonalModels) -> None:
-    """Writes a file with a line for the global model and one line for each client's id, in the order of clients."""
+    """Writes the vocabulary file: a line for the global model, then a line with each client's id, in order."""
     path.write_text("".join(f"{line}\n" for line in (GLOBAL_ID, *models.client_ids)), encoding="utf-8", newline="")
 
 
 def answers_of(model: Model) -> tuple[str, list[int | None]]:
-    """Returns the name and the shape that a model's answers have in a signature's outputs."""
+    """Returns the key of a model's answers among a signature's outputs, and the answers' shape (None: batch size)."""
     return ("probabilities", [None, model.num_classes]) if model.num_classes else ("values", [None])
 
 

@@ -1,6 +1,6 @@
-"""Builds the signatures: all call the served module, each takes its inputs in a form of TensorFlow Serving's APIs.
+"""Builds the signatures of an export, which pass the inputs of TensorFlow Serving's APIs to the served module.
 
-Requests have images as PNG or JPEG bytes; the graph decodes them to examples like those of training.
+Images in requests are PNG or JPEG bytes; the graph decodes images to examples like the training examples.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _METHOD_NAMES = {
 
 
 def signature_names(model: Model) -> tuple[str, ...]:
-    """Returns the names of the signatures that an export of this model has."""
+    """Returns the names of all signatures in an export of `model`."""
     images = (layout.IMAGES_SIGNATURE,) if takes_images(model.input_shape) else ()
     return (*layout.PREDICT_SIGNATURES, *images, examples_signature(model))
 
@@ -36,10 +36,9 @@ def examples_signature(model: Model) -> str:
 
 
 def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
-    """Traces every signature; all signatures call the same function, so that the graph has the model only once.
+    """Traces the function of each signature, by name; all call one function, so that the graph has the model only once.
 
-    Each input and output has an open first dimension: TensorFlow Serving needs it to batch requests and to read JSON
-    rows.
+    The first dimension of inputs and outputs has any size, as TensorFlow Serving needs for batches and for JSON rows.
     """
     client_id = tf.TensorSpec([None], tf.string, name="client_id")
     x = tf.TensorSpec([None, *model.input_shape], tf.float32, name="x")
@@ -87,10 +86,10 @@ def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model
 
 
 def finish_signatures(export_dir: Path) -> dict[str, Any]:
-    """Corrects the method names of `classify` and `regress`; `tf.saved_model.save` writes predict's name for all.
+    """Corrects the method names of `classify` and `regress`, for which `tf.saved_model.save` writes predict's name.
 
     Returns:
-      Description of each signature, as `serving.saved_model.signatures.describe` returns it, by name.
+      Descriptions of the signatures, in the form of `serving.saved_model.signatures.describe`, by name.
     """
     path = export_dir / layout.SAVED_MODEL_FILE
     saved_model = saved_model_pb2.SavedModel.FromString(path.read_bytes())
@@ -116,12 +115,12 @@ _GREY_WEIGHTS = (19595, 38470, 7471)
 
 
 def takes_images(input_shape: tuple[int, ...]) -> bool:
-    """Tells whether examples of this shape are images: `[height, width, 1]` (grey) or `[height, width, 3]` (colour)."""
+    """Returns whether the shape is that of images, `[height, width, 1]` (grey) or `[height, width, 3]` (colour)."""
     return len(input_shape) == 3 and input_shape[2] in CHANNELS
 
 
 def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Tensor:
-    """Decodes images for a model that `takes_images`; a batch may have PNG and JPEG images.
+    """Decodes PNG and JPEG images, which a batch may mix, to examples for a model with image inputs.
 
     Images are converted to grey or to colour, as the model needs; transparency is ignored. Pixels are divided by 255.
     Images of another size are resized by averaging areas; their proportions are not kept.
@@ -132,7 +131,7 @@ def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Te
 
     Returns:
       Examples, float32 `[n, *input_shape]`, in `[0, 1]`. The graph fails with INVALID_ARGUMENT if bytes are neither PNG
-      nor JPEG, or if the header of an image says that it has more than `MAX_PIXELS` pixels.
+      nor JPEG, or if an image has no pixels or, by its header, more than `MAX_PIXELS` pixels.
     """
     height, width, channels = input_shape
 

@@ -1,4 +1,4 @@
-"""Reads exports back, and adds clients to them, so that nothing is trained again when a client joins later."""
+"""Reads the models of an export, and adds clients, so that no model is trained again when a client joins."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ def read_models(
 
     Args:
       export_dir: the directory of one version.
-      model: exported model, built anew: an export has the model's graph, but not the model itself.
+      model: model of the export, built again from its configuration, since an export has only the model's graph.
       make_weights: `PersonalModels.make_weights` of the exported models; only for the layout `hypernetwork`.
 
     Raises:
@@ -46,7 +46,7 @@ def read_models(
     if lines[0] != GLOBAL_ID or lines[-1] or len(lines) - 1 != len(rows) or rows[0] != GLOBAL_ROW:
         raise ServingError(f"{export_dir / layout.VOCABULARY_FILE} does not fit the rows of the export; export again.")
     if of_layout == HYPERNETWORK and make_weights is None:
-        raise ServingError(f"{path}: weights are made from the rows; make_weights is needed to read the models.")
+        raise ServingError(f"{path}: make_weights is needed to read models of the layout 'hypernetwork'.")
     models = PersonalModels(model, lines[1:-1], rows[1:], shared, stacked, make_weights, of_layout)
     _check_weights_can_be_made(export_dir, models)
     check_models(models)
@@ -56,14 +56,14 @@ def read_models(
 def with_clients(
     models: PersonalModels, clients: Mapping[str, Mapping[str, np.ndarray] | int], *, replace: bool = False
 ) -> PersonalModels:
-    """Returns the models of `models` and of further clients. New ids must be hashed if `models.client_ids` are.
+    """Returns `models` with further clients. If `models.client_ids` are hashes, new ids must be hashes, too.
 
     Args:
       models: models so far; they are not changed.
-      clients: row of each client, by id: a float32 array for every stack or, in the layout `clusters`, the number of an
-        existing row.
+      clients: row of each new client, by id: a float32 array by stack name or, in the layout `clusters`, the number of
+        an existing row.
       replace: whether clients that have a model already may get a new row. New arrays overwrite the client's old row,
-        unless another client owns it, too. If the client gets an existing row, its old row stays in the stacks.
+        unless another client owns that row, too. A client that gets an existing row leaves its old row in the stacks.
 
     Raises:
       ServingError: a client has a model already and `replace` is false, or a row does not fit the stacks.

@@ -1,4 +1,4 @@
-"""Publishes versions: an export is written to a staging folder, then renamed; no two versions get the same number."""
+"""Publishes versions: writes an export to a staging folder, then renames the folder; never uses a number twice."""
 
 import contextlib
 import logging
@@ -28,11 +28,11 @@ HeldBasePath = NewType("HeldBasePath", Path)
 def hold(base_path: Path) -> Iterator[HeldBasePath]:
     """Locks a base path until the block ends, so that no other process exports to it; creates the path if missing.
 
-    To build a version from an older one, lock the path before you read the older one: otherwise another process could
-    publish a version in between, whose clients would be lost. The lock ends with the process, even a killed one.
+    To build a version from an older one, lock the path before you read the older one: otherwise clients of a version
+    that another process publishes in between would be lost. The lock ends with the process, even if it is killed.
 
     Raises:
-      DataError: another process holds the path.
+      DataError: another process has locked the path.
     """
     base_path.mkdir(parents=True, exist_ok=True)
     with only_writer(base_path):
@@ -43,11 +43,11 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
 def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
     """Yields the next version's number and an empty staging directory, and publishes the directory after the block.
 
-    If the block raises an error, the directory is removed instead. It has the name `<version>.tmp`, which servers
-    ignore. A killed process leaves it behind, with all clients' weights; the next export removes it.
+    If the block raises an error, the directory is removed instead. Its name, `<version>.tmp`, hides it from servers. If
+    the process is killed, the directory stays, with all clients' weights, until the next export removes it.
 
     Raises:
-      ServingError: no number is left, since the highest possible one is used.
+      ServingError: no version number is left, because the highest possible number is used.
     """
     _remove_abandoned(held)
     last = last_version(held)

@@ -1,8 +1,8 @@
-"""Files and rollouts for TensorFlow Serving.
+"""Writes the files for TensorFlow Serving in production, and moves the labels of versions.
 
 options: options of a deployment
-exports: finds exports below a folder, and writes one command that serves them
-containers: files for Compose and Kubernetes
-kit: the folder with all files and a README
+exports: finds exports below a folder; writes `models.config` and a command that serves exports
+containers: builds files for Compose and Kubernetes
+kit: writes a folder with all files and a README
 rollout: moves labels, on servers and in files
 """

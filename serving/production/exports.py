@@ -1,4 +1,4 @@
-"""Finds the models below a folder with the sizes of their versions, and writes a command that serves the models."""
+"""Finds exported models and their versions' sizes; writes a `models.config` and a command that serves the models."""
 
 import dataclasses
 import json
@@ -22,12 +22,12 @@ class ExportedModel:
 
 
 def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
-    """Finds the base paths that have a complete version: the given paths themselves, or folders directly in them.
+    """Finds models with a complete version; each path is a model's base path, or a folder of several base paths.
 
     A version is complete if all files that its manifest lists exist; `serving verify` checks the files' content.
 
     Raises:
-      ServingError: there is no complete version in a path, or two base paths have the same folder name.
+      ServingError: a path has no complete version, or two base paths have folders of the same name.
     """
     found: dict[str, ExportedModel] = {}
     for path in paths:
@@ -47,7 +47,7 @@ def find_models(paths: Iterable[Path]) -> list[ExportedModel]:
 
 
 def check_versions(base_path: Path, versions: Iterable[int]) -> None:
-    """Raises ServingError if a version is missing: TensorFlow Serving would wait forever for it."""
+    """Raises ServingError if a version is missing or incomplete: TensorFlow Serving would wait forever for it."""
     complete = complete_versions(base_path)
     if missing := sorted(set(versions) - set(complete)):
         raise ServingError(
@@ -94,7 +94,7 @@ def write_models_config(base_path: Path, model_name: str) -> Path:
     """
     layout.check_model_name(model_name)
     if not complete_versions(base_path):
-        raise ServingError(f"{base_path} holds no version; export the model before configuring a server for it.")
+        raise ServingError(f"{base_path} holds no version that is complete; export the model first.")
     path = base_path / CONFIG_FILE
     if not path.exists() or model_name not in [model.name for model in tf_serving.read_model_config_file(path)]:
         tf_serving.write_model_config_file([ServedModel(model_name, Path(MODELS_DIRECTORY) / model_name)], path)
@@ -104,9 +104,9 @@ def write_models_config(base_path: Path, model_name: str) -> Path:
 def docker_command(folder: Path, name: str = "", arguments: Sequence[str] = ()) -> str:
     """Returns a shell command that serves the models in a folder's `models.config` on this machine's loopback address.
 
-    With `name`, the folder has the versions of one model and is mounted read-only as `/models/<name>`; without, it is a
-    folder of models, mounted as `/models`. The server runs as the folder's owner (as nobody if the owner is root), so
-    that no other user needs the right to read the folder. `arguments` are further arguments of the server.
+    With `name`, the folder has the versions of one model and is mounted read-only as `/models/<name>`; without, it has
+    the folders of models and is mounted as `/models`. The server runs as the folder's owner (nobody for root), so that
+    no other user needs the right to read the folder. `arguments` are further arguments of the server.
     """
     inside = Path(MODELS_DIRECTORY) / name
     return shlex.join(

@@ -1,4 +1,4 @@
-"""Defines the options of a deployment, for the command and the library; importing this module is fast."""
+"""Defines the options of a deployment, for the command `deploy` and for Python; importing this module is fast."""
 
 import dataclasses
 
@@ -7,11 +7,11 @@ from tff_pdp.settings import Count
 
 @dataclasses.dataclass(frozen=True)
 class KitOptions:
-    """The size of a deployment.
+    """Sizes of a deployment, and the volume of its models.
 
     Attributes:
       max_batch_size: largest number of examples in a request and in a merged batch; the default is our clients' limit.
-      cpus: number of CPU cores of one server, and of batches that run at the same time.
+      cpus: number of CPU cores of one server, and number of batches that it runs at the same time.
       replicas: number of servers in Kubernetes.
       volume_claim: name of the PersistentVolumeClaim that holds the models, in Kubernetes.
     """

@@ -1,6 +1,6 @@
 """Moves labels to other versions, on a running server and in the `models.config` that servers start with.
 
-Callers ask for the version `stable` or `canary`; a rollout decides which versions have these labels.
+Requests name the label `stable` or `canary` in place of a version; a rollout moves these labels to new versions.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ STABLE, CANARY = "stable", "canary"
 
 @dataclasses.dataclass(frozen=True)
 class Rollout:
-    """A change of one model's versions and labels, as the server's whole list of models before and after it."""
+    """A change of one model's versions and labels: the server's whole list of models before and after the change."""
 
     model_name: str
     before: Sequence[ServedModel]
@@ -33,10 +33,10 @@ class Rollout:
         return _named_versions(_entry(self.final, self.model_name))
 
     def loading(self, available: Iterable[int]) -> list[ServedModel]:
-        """Returns the whole list of models for the time in between: with old and new versions, and with old labels.
+        """Returns the whole list of models during the change, with old and new versions, and with the old labels.
 
         A label cannot be moved to a version that is not loaded, so the server first loads the new versions and keeps
-        the old ones. It also keeps the versions in `available`, which it has loaded although no list may name them.
+        the old ones. The server also keeps the versions in `available`, which are loaded, even if no list names them.
         """
         before = _entry(self.before, self.model_name)
         versions = {*self.versions, *_named_versions(before), *before.labels.values(), *available}
@@ -46,9 +46,9 @@ class Rollout:
 def plan_rollout(
     models: Sequence[ServedModel], model_name: str, stable: int | None, canary: int | None = None
 ) -> Rollout:
-    """Plans to give the labels `stable` and `canary` to these versions, and to serve no version without a label.
+    """Plans to move the labels `stable` and `canary` to these versions, and to unload versions without a label.
 
-    If `stable` is None, the present canary becomes stable; if `canary` is None, there will be no canary.
+    If `stable` is None, the present canary becomes stable; if `canary` is None, no version will be the canary.
 
     Raises:
       ServingError: the model is not in the list, or `stable` is None and the model has no canary.
@@ -103,8 +103,8 @@ def roll_out(
 ) -> Rollout:
     """Moves the labels of one model, on a running server if there is one, and in the server's `models.config`.
 
-    If loading the versions or moving the labels fails, the server gets its old list again. The file is written last:
-    a server that restarts before starts with the old list.
+    If loading the versions or moving the labels fails, the server gets its old list again. The file is written last: a
+    server that restarts earlier starts with the old list.
 
     Args:
       config_file: file with the whole list of models that the server was started with.

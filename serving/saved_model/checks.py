@@ -1,4 +1,4 @@
-"""Checks an export before any part of its graph runs, since a SavedModel is a program that may name any file."""
+"""Checks an export before any part of its graph runs: a SavedModel is a program that could read or write any file."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _SERVER_SETTINGS = f"{layout.EXTRA_DIRECTORY}/saved_model_config.pbtxt"
 
 
 def check_files(export_dir: Path) -> None:
-    """Raises ServingError for links, special files, and files that loaders would read instead of checked ones."""
+    """Raises ServingError for links, special files, and files that loaders would read in place of checked files."""
     if not export_dir.is_dir():
         raise ServingError(f"{export_dir} is not a directory.")
     for path in (export_dir, *export_dir.rglob("*")):
@@ -35,7 +35,7 @@ def check_documents(export_dir: Path) -> None:
 
 
 def check_complete(export_dir: Path) -> None:
-    """Raises ServingError if an export lacks a file that the exporter always writes but servers do not need."""
+    """Raises ServingError if an export lacks a file that servers do not need, but the exporter always writes."""
     for name in (layout.MODEL_CARD_FILE, layout.PRIVACY_REPORT_FILE, layout.WARMUP_FILE):
         if not (export_dir / name).is_file():
             raise ServingError(f"{export_dir} has no {name}: it is not a complete export; export the model again.")
@@ -81,7 +81,7 @@ ALLOWED_OPS = frozenset(
 def check_export(export_dir: Path) -> None:
     """Runs every check on an export, without running the export's graph.
 
-    The checks find damage and well-known abuse. They are no sandbox: serve only exports from someone you trust.
+    The checks find damage and well-known abuse. They are not a sandbox: serve only exports from someone you trust.
 
     Raises:
       ServingError: a check fails; the message names the first file, asset or op that is refused.

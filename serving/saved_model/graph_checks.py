@@ -1,7 +1,7 @@
 """Checks `saved_model.pb` before any part of it runs: a SavedModel is a program, and may use only allowed ops.
 
-Attributes of nodes are checked because TensorFlow hangs or crashes on wrong values of some. Side effects are checked,
-too: which parts of the graph read files, write files or set variables, and which files they use.
+Attributes of nodes are checked because wrong values of some attributes make TensorFlow hang or crash. Side effects are
+checked, too: which parts of the graph read files, write files or set variables, and which files they use.
 """
 
 import functools
@@ -47,7 +47,7 @@ _KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
-    """Refuses a graph with an op that is not allowed, or one that does more than load its own files and compute.
+    """Refuses a graph that has an op outside `allowed_ops`, or does more than load its own files and compute.
 
     Raises:
       ServingError: the graph is refused; the message names the file and the first asset, op or tensor at fault.
@@ -68,7 +68,7 @@ def check_graph(export_dir: Path, allowed_ops: frozenset[str]) -> None:
 
 
 def used_ops(export_dir: Path) -> list[str]:
-    """Returns the names of all ops in a graph and its functions, sorted; the graph must have passed its checks."""
+    """Returns the names of all ops in a graph and its functions, sorted; the graph must have passed `check_graph`."""
     program = Program(_read_meta_graph(export_dir / layout.SAVED_MODEL_FILE))
     return sorted({node.op for _, node in program.nodes()})
 
@@ -175,7 +175,7 @@ Attributes = Mapping[str, attr_value_pb2.AttrValue]
 
 
 def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
-    """Refuses a graph that has an attribute, or a value of an attribute, that no model of this package has.
+    """Refuses a graph that has attributes, or values of attributes, that no model of this package has.
 
     Raises:
       ServingError: the graph is refused; the message names the node and its fault.
@@ -190,7 +190,7 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
             if not 0 <= attributes.get(name, _NO_VALUE).i <= MAX_TENSORS_IN_LIST:
                 raise ServingError(f"{owner} lists {attributes[name].i} tensors, not 0 to {MAX_TENSORS_IN_LIST}")
         if op == "Const" and attributes.get("dtype", _NO_VALUE).type != attributes.get("value", _NO_VALUE).tensor.dtype:
-            raise ServingError(f"{owner} holds a constant of another dtype than its own")
+            raise ServingError(f"{owner} holds a constant of another dtype than the node's")
         if op == "InitializeTableFromTextFileV2":
             columns = {attributes.get(name, _NO_VALUE).i for name in ("key_index", "value_index")}
             if not columns <= _WHOLE_LINES:
@@ -226,7 +226,7 @@ def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
         raise ServingError(f"{owner} holds a constant that is a reference to something else")
     sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
     if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_CONSTANT_ELEMENTS:
-        raise ServingError(f"{owner} holds a constant of shape {sizes[:8]}, which no graph of this package does")
+        raise ServingError(f"{owner} holds a constant of shape {sizes[:8]}, which is negative or too large")
 
 
 @functools.cache
@@ -259,10 +259,10 @@ class _Run(NamedTuple):
 
 
 def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> None:
-    """Refuses a graph in which an op that uses files or sets variables may run when its effect is not needed.
+    """Refuses a graph that could use files or set variables outside of saving, restoring and initialization.
 
-    Files may be written only by saving; variables' files may be read only by restoring, assets only by initialization.
-    Requests may neither use files nor set variables. A node that is run by none of these may not use files either:
+    Only saving may write files, only restoring may read variables' files, and only initialization may read assets.
+    Requests may neither use files nor set variables. Nodes that none of these run may not use files either, because
     TensorFlow has more ways to run nodes than are checked. Call this after the checks of ops and attributes.
 
     Raises:

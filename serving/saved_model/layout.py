@@ -1,6 +1,6 @@
 """Names the files of an export, finds the versions of a base path, and writes and checks an export's manifest.
 
-The manifest has the SHA-256 of every file, so that damage to a copy is found before it is served.
+The manifest has the SHA-256 of every file, so that damage to a copy is found before the copy is served.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ MAX_VERSION = 2**63 - 1
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """The model that a request asks, by name, and the version, by number or by label; by default the newest version."""
+    """The model that a request addresses, by name, and its version, by number or by label; by default the newest."""
 
     name: str
     version: int | None = None
@@ -45,7 +45,7 @@ class ModelSpec:
 
     def __post_init__(self):
         if self.version is not None and self.label is not None:
-            raise ServingError(f"Ask model {self.name!r} by version or by label, not both.")
+            raise ServingError(f"Ask for model {self.name!r} by version or by label, not by both.")
 
 
 def check_model_name(model_name: str) -> None:
@@ -78,7 +78,7 @@ def published_versions(base_path: Path) -> dict[int, Path]:
 
 
 def is_plain_directory(path: Path) -> bool:
-    """Tells whether a path is a directory, and not a link to a directory."""
+    """Returns whether a path is a directory, and not a link to a directory."""
     return path.is_dir() and not path.is_symlink()
 
 
@@ -88,7 +88,7 @@ _UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
-    """Writes `assets.extra/manifest.json`, with `details` (JSON values) and hashes of all files; call this last."""
+    """Writes `assets.extra/manifest.json`, with `details` (JSON values) and hashes of other files; call this last."""
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
     content = with_digest(
         {
@@ -102,10 +102,10 @@ def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
 
 
 def read_manifest(export_dir: Path) -> dict[str, Any]:
-    """Reads the manifest of an export; its entry `files` has the SHA-256 of each file, by the file's name.
+    """Reads the manifest of an export; the entry `files` has the SHA-256 of each file, by path in the export.
 
     Raises:
-      ServingError: the manifest is missing, damaged or of another format.
+      ServingError: the manifest is missing, damaged or of an unknown format.
     """
     path = export_dir / MANIFEST_FILE
     try:
@@ -128,7 +128,7 @@ def read_manifest(export_dir: Path) -> dict[str, Any]:
 
 
 def read_document(export_dir: Path, name: str) -> dict[str, Any]:
-    """Reads a JSON document of an export, such as its model card, after a check of its SHA-256 in the manifest.
+    """Reads the JSON document `name` of an export, such as the model card, and compares its SHA-256 with the manifest.
 
     Raises:
       ServingError: the manifest or the document is missing or damaged.
@@ -145,10 +145,10 @@ def read_document(export_dir: Path, name: str) -> dict[str, Any]:
 
 
 def check_manifest(export_dir: Path) -> None:
-    """Checks that an export has exactly the files that its manifest lists, with the hashes listed there.
+    """Checks that an export has exactly the files that its manifest lists, and that the files have the listed hashes.
 
     Raises:
-      ServingError: the manifest is missing, malformed or of another format, or a file is missing, added or changed.
+      ServingError: the manifest is missing, damaged or of an unknown format, or a file is missing, added or changed.
     """
     path = export_dir / MANIFEST_FILE
     expected = read_manifest(export_dir)["files"]

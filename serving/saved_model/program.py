@@ -35,7 +35,7 @@ class Origin(NamedTuple):
 
 
 class Program:
-    """The graph of a MetaGraphDef and the functions it calls.
+    """The nodes of a MetaGraphDef, in its graph and in its functions, and the calls of functions.
 
     Attributes:
       arguments: names of each function's arguments, in order, by the function's name; empty for `GRAPH`.
@@ -75,10 +75,10 @@ class Program:
                 yield scope, node
 
     def run_by(self, names: Iterable[str]) -> set[Place]:
-        """Returns the nodes, in the graph and in functions, that may run when these nodes or tensors are fetched.
+        """Returns the nodes, in the graph and in functions, that may run if the nodes or tensors `names` are fetched.
 
         Raises:
-          ServingError: the graph has no node for one of the names.
+          ServingError: a name in `names` is not the name of a node or tensor of the graph.
         """
         graph = self._nodes[GRAPH]
         waiting, seen, called = [_node_name(name) for name in names], set(), set()
@@ -94,10 +94,10 @@ class Program:
         return {(GRAPH, name) for name in seen} | self.run_by_calls(called)
 
     def run_by_calls(self, names: Iterable[str]) -> set[Place]:
-        """Returns the nodes that may run when these functions are called.
+        """Returns the nodes that may run when the functions in `names` are called.
 
         Raises:
-          ServingError: there is no function of one of the names.
+          ServingError: a name in `names` is not the name of a function.
         """
         waiting, called = list(names), set()
         while waiting:

@@ -48,14 +48,14 @@ def _replay_warmup(servable: "Servable", export_dir: Path) -> None:
 
 
 class Servable:
-    """One loaded version. May be called from many threads.
+    """One loaded version of a model. Many threads may call it at the same time.
 
     Attributes:
-      signatures: all SignatureDefs by name, including those that no request can run because of their method.
+      signatures: all SignatureDefs by name; requests can run only those of predict, classify and regress.
     """
 
     def __init__(self, export_dir: Path):
-        """Loads the SavedModel of one version without any check; `load_servable` checks it before."""
+        """Loads the SavedModel of one version without any check; call `load_servable` to check it first."""
         graph = tf.Graph()
         # A development server must not claim the accelerator that training uses.
         config = config_pb2.ConfigProto(device_count={"GPU": 0})
@@ -73,7 +73,7 @@ class Servable:
         self._callables = {name: self._make_callable(signature) for name, signature in self._runnable.items()}
 
     def signature(self, name: str, *, of_examples: bool = False) -> Signature:
-        """Returns the signature that a request names; an empty name is `serving_default`.
+        """Returns the signature that a request names; an empty name means `serving_default`.
 
         Raises:
           RequestError: no signature has the name. As in TensorFlow Serving, the code is FAILED_PRECONDITION, but
@@ -97,21 +97,21 @@ class Servable:
           output_filter: keys of the outputs to return; empty for all outputs.
 
         Raises:
-          RequestError: with the code and message that TensorFlow Serving would send.
+          RequestError: the request fails; code and message are those that TensorFlow Serving would send.
         """
         signature = self.signature(signature_name)
         signature.check_predict(inputs, output_filter)
         return filtered(self.run(signature.name, inputs), output_filter)
 
     def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Runs the `method` (`classify` or `regress`) on serialised `tf.Example` messages, bytes `[n]`.
+        """Runs one signature as `method`, `classify` or `regress`, on serialised `tf.Example` messages, bytes `[n]`.
 
         Returns:
-          For `classify`, `classes` bytes `[n, k]` and `scores` float32 `[n, k]`, if the signature has both, else only
-          one of them. For `regress`, `outputs` float32 `[n]` or `[n, 1]`, whichever shape the signature returns.
+          For `classify`: `classes` bytes `[n, k]`, `scores` float32 `[n, k]`, or both, as the signature
+          declares (`k` classes). For `regress`: `outputs` float32 `[n]` or `[n, 1]`, as the signature declares.
 
         Raises:
-          RequestError: with the code and message that TensorFlow Serving would send.
+          RequestError: the request fails; code and message are those that TensorFlow Serving would send.
         """
         signature = self.signature(signature_name, of_examples=True)
         outputs = self.run(signature.name, signature.examples_input(method, examples))
@@ -136,7 +136,7 @@ class Servable:
         return dict(zip(signature.output_keys, outputs, strict=True))
 
     def close(self) -> None:
-        """Frees the session. Call this when no request is running; after it, no request can be run."""
+        """Frees the session. Call this after the last request has ended; afterwards, no request can run."""
         self._callables.clear()
         self._session.close()
         del self._session
@@ -156,5 +156,5 @@ class Servable:
 
 
 def filtered(outputs: Tensors, output_filter: Sequence[str]) -> Tensors:
-    """Returns the outputs that a request asks for, in the request's order; all outputs if the request names none."""
+    """Returns the outputs named in `output_filter`, in the filter's order; all outputs if the filter is empty."""
     return {key: outputs[key] for key in output_filter} if output_filter else outputs

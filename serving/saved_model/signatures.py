@@ -23,11 +23,11 @@ class Signature:
     """One SignatureDef of a loaded version.
 
     Attributes:
-      name: the key of the signature.
+      name: name of the signature.
       definition: the SignatureDef.
       input_keys: keys of the inputs, sorted.
       output_keys: keys of the outputs, sorted.
-      is_batchable: whether requests can be merged: the first size of every input and every output must be open.
+      is_batchable: whether requests can be merged: the first dimension of every input and output has any size.
     """
 
     def __init__(self, name: str, definition: meta_graph_pb2.SignatureDef):
@@ -41,7 +41,7 @@ class Signature:
         self._expected = {key: (_dtype(info), _shape(info)) for key, info in definition.inputs.items()}
 
     def check_predict(self, inputs: Mapping[str, np.ndarray], output_filter: Sequence[str]) -> None:
-        """Checks names, dtypes and shapes of a predict request's inputs, and the keys of outputs that it asks for.
+        """Checks names, dtypes and shapes of a predict request's inputs, and the output keys in `output_filter`.
 
         Raises:
           RequestError: a check fails (INVALID_ARGUMENT); the message names the first fault.
@@ -85,7 +85,7 @@ class Signature:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
     def examples_input(self, method: str, examples: np.ndarray) -> Tensors:
-        """Returns serialised `tf.Example`s (bytes `[n]`) as the inputs of `method`, `classify` or `regress`, by key.
+        """Returns the signature's inputs by key, for `method` (`classify` or `regress`) on `tf.Example`s, bytes `[n]`.
 
         As in TensorFlow Serving, a signature can run `method` if its tensors have the right names; the method name that
         the signature declares does not matter.

@@ -1,6 +1,6 @@
 """Writes and reads an export's warm-up requests, which a server runs before a version gets its first real request.
 
-A file of warm-up requests is refused if a server could not load it, or could load it only with much memory.
+A file of warm-up requests is refused if a server could not load the file, or would need much memory to load it.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ MAX_ELEMENTS = 1 << 24
 
 
 def read_logs(export_dir: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Reads an export's warm-up file: logs of predict, classify and regress requests; none if there is no file.
+    """Reads logs of predict, classify and regress requests from an export's warm-up file; an empty list if none exists.
 
     Raises:
       ServingError: TensorFlow Serving could not load the file, or a limit on its size is exceeded; the message names
@@ -74,7 +74,7 @@ class WarmupRequest:
     Attributes:
       method: `predict`, `classify` or `regress`.
       signature_name: name of the signature.
-      inputs: arrays by key; `classify` and `regress` have one, `inputs`: serialised `tf.Example`s, bytes `[n]`.
+      inputs: arrays by key; for `classify` and `regress` only `inputs`, serialised `tf.Example`s, bytes `[n]`.
     """
 
     method: str
@@ -85,10 +85,10 @@ class WarmupRequest:
 def write_requests(
     export_dir: Path, model_name: str, signatures: Sequence[str], client_ids: Sequence[str], input_shape: tuple
 ) -> None:
-    """Writes a warm-up request for every signature and each batch size in `BATCH_SIZES`.
+    """Writes a warm-up request for each signature (named in `signatures`) and each batch size in `BATCH_SIZES`.
 
-    Requests have ids of clients and the empty id. Examples are zeros of `input_shape` and images are black: only shapes
-    matter for a warm-up, and no client's data should be in an export.
+    Requests have the empty id and ids from `client_ids`. Examples are zeros of the shape `input_shape`, and images are
+    black: only shapes matter for a warm-up, and no client's data should be in an export.
     """
     with tf.io.TFRecordWriter(str(export_dir / layout.WARMUP_FILE)) as writer:
         for signature_name in signatures:
@@ -102,7 +102,7 @@ def read_requests(export_dir: Path) -> Iterator[WarmupRequest]:
     """Yields the warm-up requests of an export; none if there is no warm-up file.
 
     Raises:
-      ServingError: as in `read_logs`.
+      ServingError: the file is refused; see `read_logs`.
     """
     for log in read_logs(export_dir):
         kind = log.WhichOneof("log_type")
@@ -150,7 +150,7 @@ def _log(
 
 
 def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:
-    """Returns the serialised context (empty if there is none) and examples of a request to classify or regress."""
+    """Returns the context of shared features (empty if there is none) and the examples of a request, serialised."""
     if message.WhichOneof("kind") != "example_list_with_context":
         return b"", [one.SerializeToString() for one in message.example_list.examples]
     listed = message.example_list_with_context

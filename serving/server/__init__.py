@@ -1,9 +1,9 @@
-"""A development server with TensorFlow Serving's APIs and error messages.
+"""Runs a development server with TensorFlow Serving's APIs and error messages.
 
-options: limits on requests, and options for merging them into batches
+options: limits on requests, and options for merging requests into batches
 metrics: counters for Prometheus
 loaded_version: runs the requests of one loaded version, merged into batches
-versions: keeps the states of versions and the table of versions that take requests; loads versions
+versions: loads versions; keeps the states of versions and the table of versions that answer requests
 manager: loads, watches and replaces the versions of all models; describes models
 tensors: converts TensorProto messages and examples to arrays
 json_documents: reads and writes JSON as TensorFlow Serving does
@@ -11,5 +11,5 @@ json_inputs: converts JSON rows, columns and examples to arrays
 rest_api: answers each kind of REST request
 rest_server: serves the REST API over HTTP, in bounded time and memory
 grpc_server: serves the gRPC services
-embedded: the whole server, inside of a process
+embedded: the whole server, to be run inside a program's process
 """

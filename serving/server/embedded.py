@@ -30,8 +30,8 @@ _Started = tuple[int, Callable[[], object]]
 class EmbeddedServer:
     """Serves models over TensorFlow Serving's REST and gRPC APIs, on one event loop in a thread of its own.
 
-    Use it as a context manager, or call `start` and `stop`. The running server looks for new versions every
-    `poll_seconds`. If a new version does not load, the model's status says why, and the old version stays in use.
+    Use it as a context manager, or call `start` and `stop`. The running server searches for new versions every
+    `poll_seconds`. If a new version does not load, its status has the reason, and the old version stays in use.
 
     The server has no authentication and no encryption. By default it listens on the loopback address only.
 
@@ -42,15 +42,15 @@ class EmbeddedServer:
 
     Attributes:
       models: models to serve from the start.
-      rest_port: port of the REST API; 0 for any free port, whose number replaces the 0 while the server runs.
+      rest_port: port of the REST API; 0 for any free port, whose number replaces the 0 when the server starts.
       grpc_port: port of the gRPC API; 0 for any free port, as in `rest_port`.
       host: address to listen on.
-      poll_seconds: seconds from one look for new versions to the next; 0 to look only at the start.
+      poll_seconds: seconds between two searches for new versions; 0 to search only at the start.
       batching: options for merging requests that wait for the model; None to run each request on its own.
-      limits: bounds on requests.
+      limits: limits on requests.
 
     Raises:
-      ServingError: no model is given, two models have the same name, or a name cannot be served.
+      ServingError: no model is given, two models have the same name, or a model name is not valid in URLs.
     """
 
     models: Sequence[ServedModel]
@@ -160,7 +160,7 @@ def _bind(protocol: str, host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ServingError(
-            f"{protocol} port {port} on {host} cannot be used ({reason}); choose another, or 0."
+            f"{protocol} port {port} on {host} cannot be used ({reason}); choose another, or 0 (any)."
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Serves TensorFlow Serving's gRPC services `PredictionService` and `ModelService` on an asyncio loop.
 
-A method gets its request as bytes and parses it. If it raises an error, the call ends with a gRPC status.
+The handler of a method parses the bytes of a request. If a method raises an error, the call ends with a gRPC status.
 """
 
 import asyncio
@@ -48,10 +48,10 @@ Method = Callable[[Any], Awaitable[Message]]
 
 
 def method_handler(request_type: type[Message], method: Method) -> grpc.RpcMethodHandler:
-    """Builds the gRPC handler of one method.
+    """Builds the gRPC handler of `method`, which gets requests of the class `request_type`.
 
     After a `RequestError`, the call ends with the error's code and message; after any other error, with INTERNAL and a
-    message that quotes no values. Bytes that cannot be parsed give INVALID_ARGUMENT; gRPC itself would send UNKNOWN.
+    message without values. Bytes that cannot be parsed cause INVALID_ARGUMENT; gRPC itself would send UNKNOWN.
     """
 
     async def call(message: bytes, context: grpc.aio.ServicerContext) -> Message:
@@ -185,7 +185,7 @@ def _fill_classes(result: classification_pb2.ClassificationResult, outputs: Tens
 async def running_grpc_server(
     manager: ModelManager, metrics: Metrics, host: str, port: int, limits: Limits
 ) -> AsyncIterator[int]:
-    """Serves on `host:port` while the block runs, then waits for running requests; yields the number of the port.
+    """Serves gRPC on `host:port` while the block runs, then waits for running requests; yields the port's number.
 
     Raises:
       ServingError: the port is in use.

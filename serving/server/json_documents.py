@@ -1,4 +1,4 @@
-"""Reads and writes JSON as TensorFlow Serving does: parses bodies, quotes them in error messages, writes answers."""
+"""Reads and writes JSON as TensorFlow Serving does: parses bodies, quotes values in error messages, writes answers."""
 
 import base64
 import json
@@ -21,7 +21,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parses the body of a request into its JSON object.
 
     NaN and infinities are accepted, text after the object is ignored, and an integer beyond 64 bits becomes a float. If
-    a key is there twice, its last value is used; TensorFlow Serving uses the first.
+    an object has a key twice, the last value is used; TensorFlow Serving uses the first.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the body is not JSON, or is JSON but not an object.
@@ -48,7 +48,7 @@ def signature_name(document: dict[str, Any]) -> str:
 
 
 def write(document: Any, *, finite: bool) -> bytes:
-    """Writes an answer: arrays become lists, and each float has the fewest digits that identify it.
+    """Returns an answer as JSON: arrays become lists, and each float gets the fewest digits that identify it.
 
     Args:
       document: the answer.
@@ -61,19 +61,19 @@ def write(document: Any, *, finite: bool) -> bytes:
 
 
 def is_base64(value: Any) -> bool:
-    """Tells whether a value is a base64 object, `{"b64": "..."}`, which stands for bytes in JSON."""
+    """Returns whether a value is a base64 object, `{"b64": "..."}`, the form of bytes in JSON."""
     return isinstance(value, dict) and value.keys() == {"b64"} and isinstance(value["b64"], str)
 
 
 def type_name(value: Any) -> str:
-    """Returns the name that TensorFlow Serving's messages have for the JSON type of a value."""
+    """Returns the name of a value's JSON type in TensorFlow Serving's messages, such as `Array`."""
     if isinstance(value, bool):
         return "True" if value else "False"
     return _TYPE_NAMES.get(type(value), "Number")
 
 
 def quote(value: Any) -> str:
-    """Returns the first characters of a value's JSON text, for messages."""
+    """Returns the first 256 characters of a value's JSON text, for error messages."""
     text = ""
     try:
         # In pieces, so that a large value is not written in full only to be cut.
@@ -87,7 +87,7 @@ def quote(value: Any) -> str:
 
 
 def format_error(value: Any, problem: str) -> RequestError:
-    """Builds the error for a value with the wrong form; `problem` ends the message."""
+    """Builds the error INVALID_ARGUMENT that quotes a malformed value; the message ends with `problem`."""
     return invalid_argument(f"JSON Value: {quote(value)} {problem}")
 
 
@@ -143,11 +143,11 @@ _DTYPES = ("float32", "float64", "int8", "int16", "int32", "int64", "uint8", "ui
 def format_outputs(outputs: Mapping[str, np.ndarray], *, rows: bool) -> bytes:
     """Writes outputs as rows (`predictions`) or columns (`outputs`); a single output is written without its key.
 
-    Choose the form that the request had. Strings are written as text, but as base64 objects if the output's key ends
+    Pass `rows` if the request had rows. Strings are written as text, but as base64 objects if the output's key ends
     with `_bytes`.
 
     Raises:
-      RequestError: INVALID_ARGUMENT if the outputs of rows differ in length, or JSON cannot express an output's dtype.
+      RequestError: INVALID_ARGUMENT if outputs for rows differ in length, or JSON cannot express an output's dtype.
     """
     if rows:
         _check_batch_sizes(outputs)

@@ -1,4 +1,4 @@
-"""Converts the inputs of a REST request, which are rows (`instances`), columns (`inputs`) or `examples`."""
+"""Converts the inputs of a REST request: rows (key `instances`), columns (key `inputs`) or `examples`."""
 
 import base64
 import binascii
@@ -22,9 +22,9 @@ _INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint32, tf.uint
 
 
 def parse_inputs(document: dict[str, Any], signature: meta_graph_pb2.SignatureDef) -> dict[str, np.ndarray]:
-    """Converts the inputs in a parsed body to arrays of the dtypes that the signature declares.
+    """Converts the inputs in a parsed body to arrays, by key, with the dtypes that the signature declares.
 
-    Rows may be plain values if the signature has only one input. Columns that the signature does not have are ignored.
+    If the signature has only one input, rows may be plain values. Columns that the signature lacks are ignored.
 
     Raises:
       RequestError: INVALID_ARGUMENT if an input is wrong; the message names the key, element or shape. UNIMPLEMENTED if
@@ -134,7 +134,7 @@ def _strings(values: list[str | dict]) -> np.ndarray | None:
 
 
 def to_bytes(value: str | dict[str, str]) -> bytes:
-    """Returns the bytes that a string (as UTF-8) or a base64 object stands for.
+    """Returns the UTF-8 bytes of a string, or the decoded bytes of a base64 object.
 
     Raises:
       RequestError: INVALID_ARGUMENT if the string has half a surrogate pair, or if the base64 is malformed.

@@ -1,6 +1,6 @@
 """Runs the requests of one loaded version outside of the event loop, and frees the version after its last request.
 
-Requests that arrive while the model is busy are merged into batches; none waits for a time-out to fill a batch.
+Requests that arrive while the model is busy are merged into batches; no request waits until a batch is full.
 """
 
 import asyncio
@@ -54,12 +54,12 @@ class _Waiting:
 class Batcher:
     """Runs the requests of one signature in batches. Use it on one event loop; only the batches run in other threads.
 
-    A batch starts as soon as one of `num_batch_threads` is free and no request has come for a few turns of the loop, so
-    that a request to an idle model waits some 50 microseconds. Only requests with equal dtypes and inner
-    sizes are merged. Merging never changes an answer: if a batch fails, its requests are run one by one, and a request
-    whose inputs have different first sizes is never merged.
+    A batch starts as soon as one of `num_batch_threads` threads is free and no request has come for a few turns of the
+    loop. A request to an idle model waits some 50 microseconds. Only requests whose inputs have equal dtypes and equal
+    sizes after the first dimension are merged. Merging never changes an answer: if a batch fails, its requests are run
+    one by one, and a request whose inputs have different first sizes is never merged.
 
-    `submit` is the method of an executor with `num_batch_threads` free threads, which call `run_inputs` and `on_batch`.
+    `submit` is the method of an executor with `num_batch_threads` free threads for `run_inputs` and `on_batch`.
     """
 
     run_inputs: Callable[[Inputs], Tensors]
@@ -79,7 +79,7 @@ class Batcher:
         """Runs one request, alone or merged with others.
 
         Raises:
-          RequestError: UNAVAILABLE if the queue is full; otherwise the error that the request has when it runs alone.
+          RequestError: UNAVAILABLE if the queue is full; otherwise the error that the request alone would cause.
         """
         loop = asyncio.get_running_loop()
         num_examples, largest = _num_examples(inputs), self.options.max_batch_size
@@ -230,9 +230,10 @@ class LoadedVersion:
     Attributes:
       name: name of the model.
       version: number of the version.
-      servable: loaded export; the callback that `retire` takes closes it.
+      servable: loaded export; the callback that is passed to `retire` closes the servable.
       executor: executor whose threads run requests and call `on_batch`.
       batching: options for merging requests; None to run each request on its own.
+      on_batch: function to record a batch; see `OnBatch`.
     """
 
     name: str
@@ -284,12 +285,12 @@ class LoadedVersion:
         return future
 
     def add_user(self) -> None:
-        """Counts one user more, a request or a run for a request. The version must not be retired."""
+        """Adds one user, a request or a run for a request, to the count. The version must not be retired."""
         with self._lock:
             self._num_users += 1
 
     def remove_user(self) -> None:
-        """Counts one user less; if it was the last user of a retired version, calls `retire`'s callback."""
+        """Removes one user from the count; after the last user of a retired version, calls the callback of `retire`."""
         with self._lock:
             self._num_users -= 1
             ended = self._num_users == 0 and self._when_unused
@@ -297,7 +298,7 @@ class LoadedVersion:
             ended()
 
     def retire(self, when_unused: Callable[[], None]) -> None:
-        """Ends the version: call this after the last new request; `when_unused` is called when no user is left."""
+        """Retires the version, which must get no new request from now on; calls `when_unused` once no user is left."""
         with self._lock:
             self._when_unused = when_unused
             is_unused = self._num_users == 0

@@ -39,11 +39,11 @@ _RUN_THREADS = max(4, os.cpu_count() or 1)
 
 
 class ModelManager:
-    """The models of a server.
+    """The models that a server serves, and their loaded versions.
 
-    Requests never wait for a change of the models: `acquire` and `statuses` lock a table only for a moment. Changes (by
-    `load`, `reload` and the watching thread) are made one after another, under another lock. Each prepares a new table
-    while the old one is in use. A version that the new table lacks is freed when its last request has ended.
+    Requests never wait for a change of the models: `acquire` and `statuses` lock a table only for a moment. `load`,
+    `reload` and the watching thread make changes one after another, under a second lock. A change prepares a new table
+    while the old one is in use. A version that the new table lacks is freed when the version's last request has ended.
 
     Attributes:
       statuses: the states of all versions ever seen.
@@ -58,11 +58,11 @@ class ModelManager:
         batching: BatchingOptions | None = None,
         load_export: Callable[[Path], Servable] = load_servable,
     ):
-        """Keeps the options; only `load` and later calls read the disk.
+        """Stores the options; only `load`, `reload` and the watching thread read the disk.
 
         Args:
           models: models to serve, with different names.
-          poll_seconds: seconds between two looks for changes on disk; 0 to look only in `load` and `reload`.
+          poll_seconds: seconds between two searches for changes on disk; 0 to search only in `load` and `reload`.
           metrics: counters of loads and batches.
           batching: options for merging requests; None to run each request on its own.
           load_export: function that checks, loads and warms up one export.
@@ -105,7 +105,7 @@ class ModelManager:
             self._publish(table)
 
     def start_watching(self) -> None:
-        """Starts the thread that looks for changes on disk, unless `poll_seconds` is 0."""
+        """Starts the thread that searches for changes on disk, unless `poll_seconds` is 0."""
         if self._poll_seconds > 0:
             self._watcher.start()
 
@@ -138,13 +138,13 @@ class ModelManager:
     async def reload(self, models: Sequence[ServedModel]) -> None:
         """Replaces the whole list of models, and returns when the new models are served. An error changes nothing.
 
-        As in TensorFlow Serving, labels may only name versions that are served before the change. A list with a model
-        that has no version to serve is refused; TensorFlow Serving would accept it, or wait. If the caller is
-        cancelled, the change is made all the same.
+        As in TensorFlow Serving, labels may name only versions that are served before the change. A list with a model
+        that has no version to serve is refused; TensorFlow Serving would accept the list, or wait. The change is also
+        made if the caller is cancelled.
 
         Raises:
-          RequestError: PERMISSION_DENIED if a folder is outside of the allowed ones; FAILED_PRECONDITION if a label
-            names a version that is not served; UNKNOWN if a model has no version that loads.
+          RequestError: PERMISSION_DENIED if a folder is outside the folders at the start; INVALID_ARGUMENT if it is
+            unreadable; FAILED_PRECONDITION if a label's version is not served; UNKNOWN if no version of a model loads.
         """
         self._check_folders(models)
         await asyncio.to_thread(self._reload, list(models))
@@ -273,7 +273,7 @@ def requested_spec(request: Any) -> ModelSpec:
 
 
 def metadata_response(loaded: LoadedVersion) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """Builds the metadata message of a loaded version, which describes its signatures."""
+    """Builds the metadata message of a loaded version, which describes the version's signatures."""
     response = get_model_metadata_pb2.GetModelMetadataResponse()
     response.model_spec.name = loaded.name
     response.model_spec.version.value = loaded.version
@@ -285,7 +285,7 @@ def metadata_response(loaded: LoadedVersion) -> get_model_metadata_pb2.GetModelM
 
 
 def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_pb2.GetModelStatusResponse:
-    """Builds a message with the state of the version whose number `spec` has, else of all versions, newest first.
+    """Builds the status message of version `spec.version`, or of all versions, newest first, if that is None.
 
     Raises:
       RequestError: NOT_FOUND if the model or the version is unknown.

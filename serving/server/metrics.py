@@ -1,6 +1,6 @@
 """Counts requests, batches and loads for Prometheus, under the names of TensorFlow Serving's metrics.
 
-Labels name only models that are served; they never have other names from requests, or clients' ids.
+Labels of metrics have only names of served models, never other names from requests, and never clients' ids.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Observation:
-    """A request that is being answered.
+    """A request that is being answered, with the labels of its metrics.
 
     Attributes:
       runtime_latency: histogram of the times that signatures took to run.
@@ -42,7 +42,7 @@ class Observation:
     model_name: str = ""
 
     async def timed(self, run: Awaitable[Result]) -> Result:
-        """Awaits the run of a signature and records its time; as in TensorFlow Serving, the wait for a batch counts."""
+        """Awaits a signature's run and records its time, including the wait for a batch, as TensorFlow Serving does."""
         start = time.perf_counter()
         result = await run
         seconds = time.perf_counter() - start
@@ -51,7 +51,7 @@ class Observation:
 
 
 class Metrics:
-    """The metrics of one server; other servers in the process have their own. May be used by many threads."""
+    """The metrics of one server; other servers in the process have their own. Many threads may use one object."""
 
     def __init__(self):
         self._registry = prometheus_client.CollectorRegistry()
@@ -95,7 +95,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def request(self, entrypoint: str, api: str = "") -> Iterator[Observation]:
-        """Counts the request that the block answers, under its status; records its time if it succeeds."""
+        """Counts the request that the `with` block answers, by status; records the time of a successful request."""
         observation, start = Observation(self._runtime_latency, api), time.perf_counter()
         try:
             yield observation
@@ -108,14 +108,14 @@ class Metrics:
         self._request_latency.labels(*labels).observe(seconds * _MICROSECONDS)
 
     def load_attempt(self, name: str, version: int, ok: bool, seconds: float) -> None:
-        """Counts an attempt to load a version; `seconds` is the time it took, with the warm-up."""
+        """Counts an attempt to load a version; `seconds` is the time of the attempt, including the warm-up."""
         path = f"{name}/{version}"
         self._load_attempt_count.add([path, "success" if ok else "fail"])
         if ok:
             self._load_latency.add([path], int(seconds * _MICROSECONDS))
 
     def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """Records the sizes of a batch: examples of each request, and all examples that ran, padding included."""
+        """Records a batch: the number of examples in each request, and the number that ran, including padding."""
         sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
             sizes.observe(size)

@@ -34,12 +34,12 @@ class BatchingOptions:
     Attributes:
       max_batch_size: largest number of examples in one batch. A larger request runs on its own; TensorFlow Serving
         without `enable_large_batch_splitting` would refuse it.
-      max_enqueued_batches: number of batches that may wait for one signature; further requests get UNAVAILABLE.
-      num_batch_threads: number of batches of one signature that may run at the same time.
-      allowed_batch_sizes: sizes that batches are padded to, ascending, up to `max_batch_size`; empty for no padding.
+      max_enqueued_batches: largest number of batches waiting for one signature; further requests get UNAVAILABLE.
+      num_batch_threads: largest number of batches of one signature that run at the same time.
+      allowed_batch_sizes: sizes to which batches are padded, ascending; `max_batch_size` is last. Empty: no padding.
 
     Raises:
-      ServingError: a value is wrong; the message names the first such value.
+      ServingError: a value is wrong; the message names the first wrong value.
     """
 
     max_batch_size: int = 64
@@ -63,7 +63,7 @@ class BatchingOptions:
             )
 
     def padded_size(self, num_examples: int) -> int:
-        """Returns the smallest allowed size of at least `num_examples`; `num_examples` itself if there is none."""
+        """Returns the smallest allowed batch size that is not below `num_examples`; `num_examples` if there is none."""
         return next((size for size in self.allowed_batch_sizes if size >= num_examples), num_examples)
 
 
@@ -113,13 +113,13 @@ class Limits:
 
     Attributes:
       max_bytes: largest size of an unpacked request, in bytes; a larger REST body is answered with 413.
-      max_elements: largest number of elements in an input tensor of a gRPC request, where few bytes may stand for many.
-      timeout_seconds: limit in seconds for each of these: a REST client sends the headers, sends the body, receives the
-        answer; a connection is idle.
+      max_elements: largest number of elements in an input tensor of a gRPC request; a few bytes may encode very many.
+      timeout_seconds: seconds that a REST client may take to send the headers, to send the body or to receive the
+        answer, and seconds that its connection may be idle.
       grace_seconds: seconds that running requests get to finish when the server stops.
 
     Raises:
-      ServingError: a value is not positive; the message names the first such value.
+      ServingError: a value is not positive; the message names the first one.
     """
 
     max_bytes: int = 64 * 2**20

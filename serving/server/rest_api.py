@@ -1,4 +1,4 @@
-"""Answers REST requests, without HTTP: finds a path's route, and builds bodies and errors like TensorFlow Serving's."""
+"""Answers REST requests, independently of HTTP: finds routes, and builds TensorFlow Serving's bodies and errors."""
 
 import dataclasses
 import re
@@ -30,14 +30,14 @@ _PATHS = {
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """A request's method (`predict`, `classify`, `regress`, `status` or `metadata`), model and version."""
+    """The method of a request (`predict`, `classify`, `regress`, `status` or `metadata`), and its model and version."""
 
     method: str
     spec: ModelSpec
 
 
 def is_in_api(path: str) -> bool:
-    """Tells whether a path begins like the paths of the API; the rest of the path may be malformed."""
+    """Returns whether a path begins with the prefix of the API, `/v1/`; the rest of the path may be malformed."""
     return path.lower().startswith(_API_PREFIX)
 
 
@@ -82,10 +82,10 @@ class RestApi:
     limits: Limits
 
     async def answer(self, route: Route, body: bytes, observation: Observation) -> bytes:
-        """Returns the JSON body of the answer; enters the model's name and the time of the run in `observation`.
+        """Returns the JSON body of the answer; records the model's name and the time of the run in `observation`.
 
         Raises:
-          RequestError: with the code and message that TensorFlow Serving would send.
+          RequestError: the request fails; code and message are those that TensorFlow Serving would send.
         """
         if route.method == STATUS:
             answer = status_json(self.manager, route.spec)

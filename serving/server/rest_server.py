@@ -163,7 +163,7 @@ _EITHER_GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 
 
 class BodyError(RequestError):
-    """The body of a request is refused with the HTTP status 400, 408 or 413; then the connection is closed."""
+    """The error of a refused body, with the HTTP status 400, 408 or 413; the server closes the connection."""
 
     def __init__(self, http_status: int, message: str):
         super().__init__(_CODES[http_status], message)
@@ -176,11 +176,11 @@ class BodyError(RequestError):
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_seconds: float) -> bytes:
-    """Reads a body, and unpacks it, up to a limit, if it is packed with gzip or deflate.
+    """Reads a request's body, of at most `max_bytes`, and unpacks a body that is packed with gzip or deflate.
 
     Raises:
-      BodyError: 413 if the body is too large, packed or unpacked; 408 if it takes too long to arrive; 400 if it is
-        malformed.
+      BodyError: 413 if the body is larger than `max_bytes`, packed or unpacked; 408 if it does not arrive within
+        `timeout_seconds`; 400 if it is malformed.
     """
     if (request.content_length or 0) > max_bytes:
         raise BodyError(413, f"The body has {request.content_length} bytes; this server accepts {max_bytes}.")

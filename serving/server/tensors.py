@@ -46,13 +46,13 @@ async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: 
     """Decodes the input tensors of a request as TensorFlow Serving does, in a thread if they have many elements.
 
     Elements that a message leaves out are copies of its last value, or zeros if it has no value, so a few bytes may
-    stand for any number of elements. Each tensor's number of elements is therefore limited to `max_elements`.
+    encode any number of elements. Therefore a tensor may have at most `max_elements` elements.
 
     Returns:
-      Array for each tensor, with its dtype and shape; it may be read-only. Strings are `bytes` objects.
+      Arrays by key, with the tensors' dtypes and shapes. Arrays may be read-only. Strings are `bytes` objects.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if there are too many elements, INVALID_ARGUMENT if a message is malformed.
+      RequestError: RESOURCE_EXHAUSTED if a tensor has too many elements, INVALID_ARGUMENT if a message is malformed.
     """
     shapes = {key: _shape(key, proto, max_elements) for key, proto in protos.items()}
     is_large = sum(map(math.prod, shapes.values())) > LARGE_ELEMENTS
@@ -60,7 +60,7 @@ async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: 
 
 
 def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
-    """Writes an array into an empty message; values go to the field of their type, as TensorFlow Serving does.
+    """Writes an array into an empty message, with values in the field of the dtype, as TensorFlow Serving does.
 
     Raises:
       TypeError: the array has a dtype that outputs of signatures cannot have.
@@ -173,7 +173,7 @@ def _malformed(key: str) -> RequestError:
 
 
 def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -> np.ndarray:
-    """Returns serialised examples, each merged with `context` (the example of shared features), as bytes `[n]`.
+    """Returns serialised examples, each merged with the shared features in `context`, as an array of bytes `[n]`.
 
     Raises:
       RequestError: RESOURCE_EXHAUSTED if the copies of the context are larger than `max_bytes` in all: even a small
@@ -183,7 +183,7 @@ def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -
         raise RequestError(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"{len(examples)} examples with a context of {len(context)} bytes each; this server accepts {max_bytes} "
-            "bytes of them",
+            "bytes of contexts in all",
         )
     array = np.empty(len(examples), object)
     # Serialised messages are merged by writing one after the other.
@@ -205,7 +205,7 @@ async def off_loop(
     *arguments: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Calls a function that only computes: in another thread if `is_large`, so that the loop goes on, else at once."""
+    """Runs a computation, in another thread if `is_large`, so that the event loop goes on, else in this thread."""
     if is_large:
         return await asyncio.to_thread(function, *arguments, **options)
     return function(*arguments, **options)

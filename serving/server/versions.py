@@ -1,7 +1,7 @@
-"""Loads the versions that a policy asks for, and keeps their states and the table of versions that take requests.
+"""Loads the versions that a policy chooses, and keeps the states of versions and the table of served versions.
 
-`VersionLoader` loads missing versions, and remembers those that fail. A `ModelTable` is immutable: it is replaced as a
-whole when models or versions change. `StatusBoard` has the same states of versions as TensorFlow Serving.
+`VersionLoader` loads missing versions, and remembers versions that fail. A `ModelTable` is immutable: a new table
+replaces it when models or versions change. `StatusBoard` has the states of versions, named as in TensorFlow Serving.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ Versions = Mapping[int, LoadedVersion]
 
 
 class ModelTable:
-    """The served models, in the order they were given, and each model's loaded versions, by model name and number."""
+    """The served models, in their given order, and their loaded versions, by model name and version number."""
 
     def __init__(self, models: Sequence[ServedModel], versions: Mapping[str, Versions]):
         self.models = tuple(models)
@@ -58,12 +58,12 @@ class ModelTable:
         return versions[number]
 
     def reusable_versions(self, model: ServedModel) -> Versions:
-        """Returns the loaded versions of a model; none if it has another folder than before, with other exports."""
+        """Returns this table's loaded versions of a model; none if the model has another folder in this table."""
         known = self._by_name.get(model.name)
         return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
 
     def lacking(self, other: "ModelTable") -> list[LoadedVersion]:
-        """Returns the loaded versions of another table that this table does not have, or has loaded anew."""
+        """Returns the loaded versions in `other` that are not in this table, or were loaded again for this table."""
         held = {id(version) for version in self.loaded()}
         return [version for version in other.loaded() if id(version) not in held]
 
@@ -72,10 +72,10 @@ class ModelTable:
         return [version for versions in self.versions.values() for version in versions.values()]
 
     def check_labels(self, models: Sequence[ServedModel]) -> None:
-        """Checks that the labels of these models name loaded versions of this table.
+        """Checks that each label in `models` names a loaded version in this table.
 
         Raises:
-          RequestError: FAILED_PRECONDITION if a label names another version; the message is about the first such one.
+          RequestError: FAILED_PRECONDITION if a version is not loaded; the message names the first one.
         """
         for model in models:
             for version in model.labels.values():
@@ -92,7 +92,7 @@ START, LOADING, AVAILABLE, UNLOADING, END = "START", "LOADING", "AVAILABLE", "UN
 
 @dataclasses.dataclass(frozen=True)
 class VersionStatus:
-    """State of a version (`START`, `LOADING`, `AVAILABLE`, `UNLOADING`, `END`); `error` says why it failed, if so."""
+    """State of a version (`START`, `LOADING`, `AVAILABLE`, `UNLOADING`, `END`); `error` is the cause of a failure."""
 
     version: int
     state: str
@@ -100,7 +100,7 @@ class VersionStatus:
 
 
 class StatusBoard:
-    """The latest state of every version ever seen, including versions that have ended. May be used by many threads."""
+    """The latest state of every version ever seen, including versions that have ended. Many threads may use it."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class StatusBoard:
             self._statuses.setdefault(name, {})[version] = VersionStatus(version, state, error)
 
     def end_unloading(self, name: str, version: int) -> None:
-        """Records that a version has been freed, unless a version of the same number is being loaded or used again."""
+        """Records that a version has been freed, unless a version with this number is being loaded or used again."""
         with self._lock:
             if self._statuses[name][version].state == UNLOADING:
                 self._statuses[name][version] = VersionStatus(version, END)
@@ -130,7 +130,7 @@ class StatusBoard:
         return found
 
     def errors(self, name: str) -> list[str]:
-        """Returns the errors with which versions of a model have failed; those of the newest version are first."""
+        """Returns the error messages of a model's failed versions, newest version first."""
         return [status.error for status in self._newest_first(name) if status.error]
 
     def _newest_first(self, name: str) -> list[VersionStatus]:
@@ -143,11 +143,11 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclasses.dataclass(eq=False)
 class VersionLoader:
-    """Loads versions in threads, several at a time. The loader itself must be used by one thread at a time.
+    """Loads versions in threads, several at a time. Only one thread at a time may call the loader.
 
     A version that does not load is treated as missing, and is not tried again until its files change. So the policy
-    `Latest(1)` serves the newest version that loads. (TensorFlow Serving tries a version five times, once a minute, and
-    until then it serves the old version, or none after a restart.)
+    `Latest(1)` serves the newest version that loads. (TensorFlow Serving tries a version five times, once a minute;
+    meanwhile it serves the old version, or none after a restart.)
 
     Attributes:
       load_export: function that checks, loads and warms up one export.
@@ -169,9 +169,9 @@ class VersionLoader:
     def bring_up(
         self, models: Sequence[ServedModel], found: Mapping[str, Mapping[int, Path]], loaded: Mapping[str, Versions]
     ) -> dict[str, Versions]:
-        """Loads missing versions, and returns the versions to serve from now on, perhaps none, for each model.
+        """Loads missing versions, and returns the versions to serve from now on (or none), by model name and number.
 
-        `found` has each model's versions on disk, with their folders; `loaded` has the versions that are served now.
+        `found` has the folders of the versions on disk, `loaded` the versions served now, by model name and number.
         """
         tables = {model.name: dict(loaded.get(model.name, {})) for model in models}
         candidates = {

@@ -11,14 +11,14 @@ TOLERANCE = 1e-4
 
 
 def check_answers(what: str, actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
-    """Compares answers with the right answers.
+    """Raises ServingError if an answer differs from the right answer.
 
-    Floating-point numbers may differ by `TOLERANCE`: an absolute difference if the right number is within 1 of zero, a
-    relative one otherwise. NaN and infinities are never accepted. All else, dtypes and shapes too, must be equal.
+    Floating-point numbers may differ by `TOLERANCE`, in absolute terms if the right number is between -1 and 1, else in
+    relative terms. NaN and infinities are never accepted. Other values, dtypes and shapes must be equal.
 
     Args:
-      what: words for the source of the answers, in messages.
-      actual: answers by key; keys that `expected` lacks are not compared.
+      what: name of the source of the answers, for messages.
+      actual: answers by key; answers with keys that are not in `expected` are ignored.
       expected: right answers by key.
 
     Raises:

@@ -29,7 +29,7 @@ class Expectation:
 
     Attributes:
       signature_name: name of the signature; empty for `serving_default`.
-      inputs: array for each input, by key; strings are in arrays of objects.
+      inputs: array for each input, by key; arrays of strings have the dtype object.
       outputs: right outputs by key, with the signature's dtypes and shapes; outputs without an entry are not compared.
     """
 
@@ -39,9 +39,9 @@ class Expectation:
 
 
 class FreshProcess:
-    """A process that verifies exports; it has imported TensorFlow, but no code for training.
+    """A separate process that verifies exports; it imports TensorFlow, but no training code.
 
-    The import takes seconds. The caller does not wait for it, so create this object early, and verify later. The
+    The import takes seconds, and the caller need not wait: create this object early, and verify later. The
     process ends with the `with` block or with its parent. If a verification crashes or takes too long, the next
     verification starts a new process.
 
@@ -54,7 +54,7 @@ class FreshProcess:
     """
 
     def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS):
-        """Starts the process without waiting for it; a verification, with the import, may take `timeout_seconds`."""
+        """Starts the process without waiting; `timeout_seconds` limits each verification, including the import."""
         self._timeout_seconds = timeout_seconds
         self._worker = _Worker()
 
@@ -187,7 +187,7 @@ def _write(expectations: Sequence[Expectation], scratch: Path) -> list[dict[str,
 
 
 def save_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes named arrays to a file, as a `PredictRequest`; strings may be objects or NumPy's own strings."""
+    """Writes arrays to a file, as a `PredictRequest`; arrays of strings may have a string dtype or the dtype object."""
     # Imported late: without expectations, this process leaves TensorFlow to the worker.
     import tensorflow as tf
     from tensorflow_serving.apis import predict_pb2

@@ -1,4 +1,4 @@
-"""Verifies an export as a whole, for someone who has received it."""
+"""Verifies a received export as a whole, and describes the export's contents."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ class VerifiedExport:
 
     Attributes:
       export_dir: directory of the version.
-      files: number of bytes of each file, by its path relative to the directory.
+      files: size of each file in bytes, by the file's path relative to the directory.
       signatures: signatures of the loaded graph by name, as `serving.saved_model.signatures.describe` returns them.
-      ops: all ops that the graph uses, sorted.
+      ops: names of all ops that the graph uses, sorted.
       warmup_requests: number of the export's warm-up requests, which were all run.
       claims: other entries of the manifest, such as `num_clients`, `layout` and `tensorflow_version`; nothing checks
         that they are true.
@@ -41,7 +41,7 @@ class VerifiedExport:
         return {**dataclasses.asdict(self), "export_dir": str(self.export_dir), "total_bytes": self.total_bytes}
 
     def summary(self) -> str:
-        """Returns a summary of a few lines for people."""
+        """Returns a summary for people, of a few lines."""
         plain = {key: value for key, value in self.claims.items() if isinstance(value, str | int | float)}
         claims = [f"{key.replace('_', ' ')} {value}" for key, value in plain.items()]
         lines = [
@@ -58,7 +58,7 @@ class VerifiedExport:
 def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequence[Expectation] = ()) -> VerifiedExport:
     """Verifies one version in a fresh process: checks its files and graph, loads it, and compares its answers.
 
-    The calling process reads nothing of the export before it has passed.
+    The calling process reads files of the export only after the verification has succeeded.
 
     Raises:
       ServingError: the export is refused; the message gives the reason, and names the file or the answer.
@@ -80,7 +80,7 @@ def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequenc
 
 
 def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
-    """Returns the path itself if it has a SavedModel; else the folders of its versions, or only that of the `latest`.
+    """Returns the path alone if it is a version; else its versions' folders, or with `latest` only the newest one.
 
     Raises:
       ServingError: the path has neither a SavedModel nor versions.

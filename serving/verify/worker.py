@@ -85,7 +85,7 @@ def _run_command(export_dir: Path, command: str, *arguments: str) -> str:
 
 
 def try_export(job: dict[str, Any]) -> dict[str, Any]:
-    """Does one job and returns its answer."""
+    """Runs one job, and returns the answer to write; both are described at the top of this module."""
     export_dir = Path(job["export_dir"])
     try:
         return _try_export(export_dir, job["expectations"], Path(job["scratch"]))
@@ -166,7 +166,7 @@ _POLL_SECONDS = 1.0
 
 
 def main() -> None:
-    """Answers jobs until the parent closes its end of the pipe or has ended."""
+    """Answers jobs until the parent process closes the pipe or ends."""
     parent = int(sys.argv[1])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     # All output of TensorFlow goes to the log.

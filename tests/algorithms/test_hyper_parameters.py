@@ -80,8 +80,8 @@ def test_gradients_are_counted_by_steps_and_products_of_steps():
     ("changes", "message"),
     [
         ({"hparams": {**FED_AVG.hparams, "round": SET_BY_RUNTIME}}, "only client_index can be SET_BY_RUNTIME"),
-        ({"public": {"steps": "weighted_mean"}}, "`public` needs `public_values`"),
-        ({"public": {"update": "weighted_mean"}, "public_values": dict}, "names that are not in `released`"),
+        ({"public": {"steps": "weighted_mean"}}, "set `public` and `public_values` together"),
+        ({"public": {"update": "weighted_mean"}, "public_values": dict}, "no name may also be `released`"),
         ({"released": {"update": "rows"}}, "`rows` need `num_clients` and the hyper-parameter `client_index`"),
         ({"released": {"update": "rows"}, "num_clients": 3}, "`rows` need `num_clients`"),
     ],

@@ -215,7 +215,7 @@ def test_other_values_are_no_pass(broken, capsys):
     # The values themselves differ by the 1e-4, a norm or a step taken with them by a little more or less; half of it is
     # beyond any rounding.
     assert doctor.TOLERANCE < 5e-5 < wrong["difference"] < 1e-3
-    assert wrong["error"] == f"differs by {wrong['difference']:.1e} from native, {doctor.TOLERANCE:.0e} allowed"
+    assert wrong["error"] == f"differs by {wrong['difference']:.1e} from native; allowed: {doctor.TOLERANCE:.0e}"
     assert run_doctor(capsys)[1][-1].endswith(f"FAILED: MR-MTL with DP-SGD: {wrong['error']}")
 
 
@@ -226,7 +226,7 @@ def test_values_that_are_not_finite_are_no_pass(broken, capsys, key, value):
     status, content = run_doctor_for_json(capsys)
     assert status == 1
     failed = {test["error"] for test in content["tests"] if not test["passed"]}
-    assert failed == {"its result is not finite", *([NOTHING_TO_COMPARE] if key == "native" else [])}
+    assert failed == {"the result is not finite", *([NOTHING_TO_COMPARE] if key == "native" else [])}
     assert [test["passed"] for test in content["tests"]] == [key == "loop"] * 2 + [False] * 2 + [key == "loop"]
 
 
@@ -239,7 +239,7 @@ def test_noise_of_another_size_is_no_pass(broken, capsys):
     wrong = content["tests"][2]
     assert wrong["difference"] <= doctor.TOLERANCE
     assert wrong["noise_stddev"] == pytest.approx(0.2, rel=NOISE)
-    assert wrong["error"] == f"its noise is {wrong['noise_stddev']:.4f}, 0.1 expected"
+    assert wrong["error"] == f"the noise's deviation is {wrong['noise_stddev']:.4f}; expected: 0.1"
 
 
 def test_clients_that_cannot_be_stacked_are_no_pass(broken, monkeypatch, capsys):

@@ -160,7 +160,7 @@ def test_defaults_are_filled_in(name):
         (
             "mocha",
             {"client_index": 0},
-            r"^algorithms\.mocha\.client_index cannot be set: it is filled in when .*; leave",
+            r"^algorithms\.mocha\.client_index cannot be set, because a run computes the value: remove",
         ),
         ("fed_rep", {"server_learning_rate": 1.0}, "unknown key algorithms.fed_rep.server_learning_rate; "),
         ("centuar", {}, r"^algorithms\.centuar: unknown kind 'centuar'; did you mean centaur\?$"),

@@ -93,7 +93,7 @@ def test_many_random_clients_come_back_as_they_were():
     [
         ({"body": np.zeros(2, np.float32)}, "'head' is not an array of every client"),
         ({**weights([1, 2], 0), "more": np.zeros(1)}, "'more' is not an array of every client"),
-        (weights([1, 2, 3], 0), r"'body' is float32 \(3,\) of one client, and float32 \(2,\)"),
+        (weights([1, 2, 3], 0), r"'body' is float32 \(3,\) for one client, but float32 \(2,\)"),
         ({**GLOBAL, "head": np.array(0.0)}, "'head' is float64"),
     ],
 )

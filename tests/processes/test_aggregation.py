@@ -454,7 +454,7 @@ def test_the_papers_mask_is_found_to_give_a_client_away(engine):
 
 def test_noised_sums_are_for_means():
     method = Method(released={"update": "mean", "extra": "sum"})
-    with pytest.raises(ValueError, match="noised user sums need releases that are all means"):
+    with pytest.raises(ValueError, match="noised sums need releases that are all means"):
         Server(plan_of(), method=method)
 
 
@@ -537,7 +537,7 @@ def test_rows_stand_in_their_clients_places_and_public_scalars_are_means(engines
 
 def test_users_tell_nothing_beside_their_noised_sums():
     params_type = _tff.to_type(collections.OrderedDict(seed=_tff.TensorType(np.int64, [2])))
-    with pytest.raises(ValueError, match="noised user sums need releases that are all means"):
+    with pytest.raises(ValueError, match="noised sums need releases that are all means"):
         build_user_aggregation(
             Method(public={"steps": "weighted_mean"}), RELEASED_TYPE, params_type, UserSum(FixedClip(), 0.1)
         )

@@ -93,7 +93,7 @@ def test_a_copy_that_lacks_what_the_run_has_done_takes_nothing_back(tmp_path):
     registry.reserve("a", ["1", "2", "3"])
     # One that does the same may do so.
     registry.reserve("a", ["1", "2", "3"])
-    with pytest.raises(DataError, match="does not have the run that is about to go on"):
+    with pytest.raises(DataError, match="has no entry of the run that is about to continue"):
         registry.reserve("nobody", ["9"])
     assert registry.find("a").head == "3"
     before = registry.path.read_bytes()

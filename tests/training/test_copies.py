@@ -360,7 +360,7 @@ def test_a_run_whose_registry_was_removed_meanwhile_does_not_go_on_unseen(start,
     one = start("one")
     one.step()
     shutil.rmtree(Registry().folder)
-    with pytest.raises(DataError, match="does not have the run that is about to go on"):
+    with pytest.raises(DataError, match="has no entry of the run that is about to continue"):
         one.step()
     one.stop()
     one = start("one", resume=True)

@@ -239,7 +239,7 @@ def test_a_folder_that_is_restored_from_an_older_copy_counts_with_all_that_the_r
     assert cost_of_all_runs(config, method).worst.epsilon == pytest.approx(whole, rel=1e-6)
     # Nor does it go on: on another machine the same noise would be added to other last bits.
     with pytest.raises(
-        DataError, match=r"lacks rounds that the registry .* has of its run: another copy of the run was continued"
+        DataError, match=r"lacks rounds of its run that the registry .* lists: another copy of the run was continued"
     ):
         train(config, NAME, resume=True, progress=False)
     train(config, NAME, overwrite=True, progress=False)

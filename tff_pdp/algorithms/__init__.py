@@ -1,4 +1,4 @@
-"""Parts that methods are made of: pure functions, which depend neither on a privacy plan nor on TFF.
+"""Building blocks of personalised methods: pure functions, independent of privacy plans and of TFF.
 
 hyper_parameters: `HParam`, `Steps`, and hooks that set them during training
 base: `Algorithm`, the interface of all methods; `GradFn`; functions on weights

@@ -1,9 +1,9 @@
 """Defines what a personalised federated algorithm is: one frozen value of pure TensorFlow functions over weights.
 
 An algorithm does not depend on noise, TFF or engines. It receives a `grad_fn` that may sample, clip and add noise, and
-its released values go through an aggregator that may do the same. Only values named in `released` leave a client.
-`data_passes` is the number of gradients per local step, `selection_rounds` the number of rounds in which clients choose
-a model by its fit to their data. The privacy plan reads these fields.
+its released values go through an aggregator, which may clip and add noise, too. Only values named in `released` leave a
+client. The privacy plan reads `data_passes`, the number of gradients per local step, and `selection_rounds`, the number
+of rounds in which each client selects the model that fits its data best.
 """
 
 import collections
@@ -41,7 +41,7 @@ class ClientData(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """The result of a client's step.
+    """The result of a client's round.
 
     Attributes:
       state: state that the client keeps for its next round.
@@ -76,7 +76,7 @@ class GradFn(Protocol):
             cost a pass over all weights, which is most of the cost of a step with a small batch.
           pull: value added to each example's gradient before the clip. A method that adds the pull after the clip has
             the same privacy, but another objective.
-          trainable: names of the weights that the gradient is taken by, by default all; the others are constants.
+          trainable: names of the weights to differentiate by; by default all. All other weights are constants.
         """
         ...
 
@@ -86,7 +86,7 @@ class GradientEstimator:
     """The functions that a client's `grad_fn` is made of: the draw of a step's examples, and the gradient.
 
     Attributes:
-      mechanism: names of the float32 scalars that the functions take from each client.
+      mechanism: names of the float32 scalars, one per client, that both functions take as their argument `mechanism`.
       draw: `(mechanism [clients], num_examples [clients], max_examples, num_steps [clients], seeds [clients, 2]) ->
         draws`: all random draws of the clients' rounds, with a leading axis of clients. `max_examples` is the number
         of rows of the padded data; a step is one gradient. A client's draws must not depend on the other clients.
@@ -103,7 +103,7 @@ class GradientEstimator:
 
 @dataclasses.dataclass(frozen=True)
 class Export:
-    """The ways in which trained clients' models may be stored; an export finds out itself which weights clients own.
+    """The ways in which clients' trained models may be stored; the export itself finds out which weights clients own.
 
     Attributes:
       served_from_state: whether `personalise` alone makes a client's model from a small state. An export may then hold
@@ -158,20 +158,20 @@ class Algorithm:
       name: name of the method in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: name of the method in reports.
       hparams: hyper-parameters by name. Each becomes a scalar on every client, so clients may have values of their own
-        without another compilation. Numbers of steps are `LocalSteps`; gradients are numbered in the order of
-        `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0.
-      released: names of the values that leave a client, each with how the server combines them. `rows` become `{rows:
-        [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.
+        without another compilation. Numbers of steps are `LocalSteps`; with several, gradient indices follow their
+        order in `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0.
+      released: names of the values that leave a client, each with its aggregation at the server. The aggregate of
+        `rows` is `{rows: [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.
       data_passes: number of gradients on local data per local step (2 for Ditto), each with an index of its own.
       init_client: `broadcast -> state of a client that takes part for the first time`.
       client_update: `(broadcast, client state, data, grad_fn, hparams) -> ClientResult`.
-      personalise: `(broadcast, client state) -> weights of that client's model`; with `adapt`, from the adapted state.
+      personalise: `(broadcast, client state) -> weights of the client's model`; with `adapt`, from the adapted state.
       init_server: `initial weights -> server state`.
       broadcast: `server state -> what every client receives`.
       server_update: `(server state, aggregates by name, released or public) -> server state`.
       global_model: `server state -> weights of the shared model`, or None where the method has none.
-      public: names of public scalars that the server also receives, each as a mean over the clients, with the same
-        weights of clients as in means of released values.
+      public: names of further public scalars. The server receives their mean over the clients, in which clients have
+        the weights that they have in means of released values.
       public_values: `hyper-parameters -> public scalars` of one client. The function gets no data, so a privacy plan
         only has to check that hyper-parameters are public.
       num_clients: number of all clients, for methods that release `rows`.
@@ -179,9 +179,9 @@ class Algorithm:
         model that fits its data best; the model's number is hyper-parameter `selected`, int32. None for methods without
         selection.
       selection_rounds: number of rounds, from the first, in which clients select; afterwards `selected` is -1.
-      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any form: a client's preparation
-        before its model is used, with the gradients of the `Steps` that are `in_adapt`. The adapted state never leaves
-        the client, so it costs no budget where users are protected. None for methods without preparation.
+      adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any structure: tunes a client's
+        model before use, with as many gradients as the `Steps` with `in_adapt` allow. The adapted state never leaves
+        the client, so it costs no budget under user-level privacy. None for methods without tuning.
       needs_everyone: whether the method is right only if every client takes part in every round until it leaves for
         good, since the server's state, or a late client's first state, assumes this. User-level plans, which draw some
         users for each round, refuse such methods.
@@ -221,7 +221,7 @@ class Algorithm:
         if unknown:
             raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
         if bool(self.public) != (self.public_values is not None) or set(self.public) & set(self.released):
-            raise ValueError(f"{self.name}: `public` needs `public_values`, and names that are not in `released`")
+            raise ValueError(f"{self.name}: set `public` and `public_values` together; no name may also be `released`")
         if "rows" in self.released.values() and (self.num_clients is None or "client_index" not in self.hparams):
             raise ValueError(f"{self.name}: released `rows` need `num_clients` and the hyper-parameter `client_index`")
 
@@ -241,7 +241,7 @@ class Algorithm:
 
 
 def map_weights(function: Callable[..., tf.Tensor], *weights: Weights) -> Weights:
-    """Applies `function` to the tensors of the same name, in the order of the first argument."""
+    """Applies `function` to the tensors of equal name in all `weights`; the result has the order of the first."""
     first, *others = weights
     return collections.OrderedDict(
         (name, function(tensor, *(other[name] for other in others))) for name, tensor in first.items()
@@ -254,7 +254,7 @@ def choose(condition: tf.Tensor, if_true: Weights, if_false: Weights) -> Weights
 
 
 def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
-    """Returns the weights that have these names, and all others; both keep their order."""
+    """Returns two mappings: the weights in `names`, and all other weights. Both keep the order."""
     chosen, others = collections.OrderedDict(), collections.OrderedDict()
     for name, value in weights.items():
         (chosen if name in names else others)[name] = value
@@ -262,22 +262,22 @@ def split(weights: Weights, names: Sequence[str]) -> tuple[Weights, Weights]:
 
 
 def merge(weights: Weights, *parts: Weights) -> Weights:
-    """Returns `weights`, in their order, with the tensors of `parts` in place of those of the same name."""
+    """Returns `weights`, in their order; a tensor of `parts` replaces the tensor of equal name."""
     replaced = {name: value for part in parts for name, value in part.items()}
     return collections.OrderedDict((name, replaced.get(name, value)) for name, value in weights.items())
 
 
 def put_in_place(weights: Weights, place: tf.Tensor) -> Weights:
-    """Returns weights with a new first axis of places: the given weights at one place, zeros at all others.
+    """Returns weights with a new first axis: the given weights at one index, zeros at all other indices.
 
     Args:
       weights: tensors by name.
-      place: float32 `[places]`, one-hot at that place.
+      place: float32 `[size of the new axis]`, one-hot at this index.
     """
     return map_weights(lambda value: tf.reshape(place, [-1] + [1] * value.shape.rank) * value[tf.newaxis], weights)
 
 
 def rounds_of(fraction: float, rounds: int) -> int:
-    """Returns the number of rounds in a fraction of all rounds, rounded up: at least 1 if the fraction is above 0."""
+    """Returns `fraction` times `rounds`, rounded up: at least 1 if the fraction is above 0."""
     # A hair less, so that 10 % of 200 rounds is 20 although 0.1 * 200 may be a little more.
     return min(rounds, math.ceil(fraction * rounds * (1 - 1e-9)))

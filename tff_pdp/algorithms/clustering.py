@@ -3,8 +3,8 @@
 IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) and HypCluster (Mansour et
 al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best and trains
 that model; the server averages the releases of a cluster's members. Here the selection is private (the exponential
-mechanism, `tff_pdp.privacy.mechanisms.selection`) and costs budget in each round. It may stop after the first rounds;
-each client then stays in its cluster ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
+mechanism, `tff_pdp.privacy.mechanisms.selection`) and costs budget in each round. Selection may stop after the first
+rounds; each client then stays in its cluster ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
 """
 
 import collections
@@ -20,8 +20,8 @@ from tff_pdp.models.base import Weights
 def init_clusters(weights: Weights, num_clusters: int, init_stddev: float) -> State:
     """Returns the server's first state: `centroids`, of shape `[num_clusters, ...]`, and `round`, the number 0.
 
-    The first cluster starts from the given weights, each other cluster from these weights plus noise: no client could
-    choose between equal clusters.
+    The first cluster starts from the given weights, each other cluster from these weights plus noise, since no client
+    could choose between equal clusters.
 
     Args:
       weights: initial weights; public.
@@ -46,20 +46,20 @@ def init_member(broadcast: State) -> State:
 
 
 def cluster_of(client_state: State, hparams: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Returns the cluster just selected or, in rounds without selection, the client's last cluster: int32 scalar."""
+    """Returns the index of the cluster just selected or, without selection, of the client's last cluster: int32."""
     selected = hparams["selected"]
     return tf.where(selected >= 0, selected, client_state["cluster"])
 
 
 def centroid_of(broadcast: State, cluster: tf.Tensor) -> Weights:
-    """Returns the model of one cluster."""
+    """Returns the weights of one cluster's model."""
     return map_weights(lambda stacked: tf.gather(stacked, cluster), broadcast["centroids"])
 
 
 def release_to_cluster(movement: Weights, cluster: tf.Tensor, num_clusters: int) -> dict[str, Weights]:
-    """Returns a client's movement and membership (the number 1) at the index of its cluster, and zeros at all others.
+    """Returns a client's movement and membership (the number 1) at its cluster's index, and zeros at all other indices.
 
-    Membership is a function of the client's private selection, so its sums may be released, as sums of movements may.
+    Membership is a function of a private selection, so sums of memberships may be released, like sums of movements.
     """
     place = tf.one_hot(cluster, num_clusters)
     return {"movement": put_in_place(movement, place), "members": {"count": place}}
@@ -70,11 +70,11 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
 
     A cluster without members keeps its model, except in rounds in which clients select: the cluster then restarts from
     the model of the largest cluster plus noise. Otherwise a cluster that fits no client at first would be lost for
-    good, and two groups of clients would share another cluster. The update reads only released values.
+    good, and two groups of clients would have to share one cluster. The update reads only released values.
 
     Args:
       selection_rounds: number of rounds in which clients select their cluster.
-      init_stddev: standard deviation of that noise, drawn from a public seed.
+      init_stddev: standard deviation of the noise at a restart, drawn from a public seed.
     """
 
     def move_centroids(state: State, aggregates: Mapping[str, Weights]) -> State:
@@ -101,7 +101,7 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
 
 
 def clusters(num_clusters: int, init_stddev: float, selection_rounds: int) -> dict[str, Any]:
-    """Returns those fields of an `Algorithm`, by name, that concern its server, its releases and its selections."""
+    """Returns, by name, the `Algorithm` fields that concern the server, the releases and the selections."""
     return {
         "released": {"movement": "sum", "members": "sum"},
         "data_passes": 1,

@@ -1,4 +1,4 @@
-"""Declares hyper-parameters: numbers that may differ between clients, and hooks that set them during training."""
+"""Declares hyper-parameters (numbers that may differ between clients), and hooks that set them during training."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ _EPOCHS = re.compile(r"epoch|([1-9][0-9]*) epochs?")
 
 
 class Observed(NamedTuple):
-    """A state of training, in the form that hooks get.
+    """The state of a training between two rounds, as a hook receives it.
 
     Attributes:
       round_number: number of rounds that have been run.
@@ -39,8 +39,8 @@ class Observed(NamedTuple):
 class Hook:
     """Sets hyper-parameters during training from states that are already private; this base class sets none.
 
-    A hook is made from public parameters of a training (`PrivacyPlan.public_parameters`), and runs outside of
-    computations. Its memory is a nest of arrays, which a checkpoint keeps.
+    A hook is built from a training's public parameters (`PrivacyPlan.public_parameters`), and runs outside of TFF
+    computations. A hook's memory is a nest of arrays, which checkpoints include.
 
     Guarantee: post-processing; a hook costs no epsilon.
     Assumes: a hook reads only released parts of clients' states, such as the iterates of DP-SGD.
@@ -51,7 +51,7 @@ class Hook:
         return {}
 
     def hparams(self, state: Mapping[str, Any], places: np.ndarray) -> Mapping[str, np.ndarray]:
-        """Returns a round's hyper-parameters by name, `[clients]`, from memory and the clients' numbers `places`."""
+        """Returns a round's hyper-parameters by name, `[clients]`, from the memory and the client indices `places`."""
         return {}
 
     def after(self, state: Mapping[str, Any], before: Observed, after: Observed) -> Mapping[str, Any]:
@@ -76,13 +76,13 @@ class HParam:
     """A hyper-parameter of an algorithm: on each client a float32 scalar, or int32 if the default is a whole number.
 
     Attributes:
-      default: value for configurations that give none.
+      default: value if a configuration has none.
       meaning: description for readers, a noun phrase.
       symbol: symbol in the method's paper.
       unit: unit of the value; empty for a number without unit.
       low: smallest allowed value.
       high: largest allowed value.
-      is_auto: whether a configuration may say `auto`: the algorithm's hook then sets the hyper-parameter.
+      is_auto: whether a configuration may have the value `auto`: the algorithm's hook then sets the hyper-parameter.
       not_auto: reason why `auto` is not allowed, for the message that refuses it.
       is_set_by_runtime: whether `Method` sets the value; a configuration then may not.
     """
@@ -107,20 +107,20 @@ class HParam:
 
     @property
     def hint(self) -> Any:
-        """Type annotation that fits exactly the allowed numbers."""
+        """Type annotation that accepts exactly the allowed numbers."""
         if isinstance(self.default, int):
             return Annotated[int, Meta(ge=int(self.low), le=int(min(self.high, np.iinfo(np.int32).max)))]
         return Annotated[float, Meta(ge=self.low, le=self.high)]
 
     @property
     def words(self) -> str:
-        """Values that a configuration may give, in words."""
+        """Values allowed in a configuration, in words."""
         of_numbers = words_of_type(types.type_info(self.hint)).removesuffix(f" and at most {np.iinfo(np.int32).max:g}")
         return f"{of_numbers}, or {AUTO}" if self.is_auto else of_numbers
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the values that a configuration may give."""
+        """JSON Schema of the values allowed in a configuration."""
         numbers = msgspec.json.schema(self.hint)
         return {"anyOf": [numbers, {"const": AUTO}]} if self.is_auto else numbers
 
@@ -141,10 +141,10 @@ class HParam:
 
 @dataclasses.dataclass(frozen=True)
 class Steps(HParam):
-    """A number of local steps, whose value is a `LocalSteps` in algorithms.
+    """A hyper-parameter that is a number of local steps; algorithms receive its value as a `LocalSteps`.
 
     Attributes:
-      factors: names of further `Steps`, whose product is the number of gradients in each of these steps.
+      factors: names of other `Steps`; each step takes as many gradients as the product of their values, by default one.
       in_adapt: whether the steps are taken in `Algorithm.adapt` and not in a round.
     """
 
@@ -157,22 +157,22 @@ class Steps(HParam):
 
     @property
     def words(self) -> str:
-        """Values that a configuration may give, in words."""
+        """Values allowed in a configuration, in words."""
         return f"{super().words}, or epochs, such as '5 epochs'"
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON Schema of the values that a configuration may give."""
+        """JSON Schema of the values allowed in a configuration."""
         return {"anyOf": [super().schema, {"type": "string", "pattern": f"^({_EPOCHS.pattern})$"}]}
 
     def check(self, key: str, value: Any) -> None:
-        """Checks a value, as in `HParam`; a number of epochs is allowed, too."""
+        """Checks a value as `HParam.check` does, but also allows a number of epochs."""
         if not read_epochs(value):
             super().check(key, value)
 
 
 def read_epochs(value: Any) -> int | None:
-    """Returns the number of epochs; None for steps that are not in epochs. An epoch is all whole batches, at least one.
+    """Returns the number of epochs; None for a number of steps. An epoch has a step per whole batch, at least one.
 
     >>> read_epochs("epoch"), read_epochs("5 epochs"), read_epochs(3)
     (1, 5, None)
@@ -182,7 +182,7 @@ def read_epochs(value: Any) -> int | None:
 
 
 def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *, in_adapt: bool = False) -> Any:
-    """Returns the number of gradients in a round, or in an adaptation; values are numbers, arrays or tensors."""
+    """Counts the gradients per data pass in a round, or in `Algorithm.adapt`; values are numbers, arrays or tensors."""
     steps = {name: one for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt}
     factors = {factor for one in steps.values() for factor in one.factors}
     return sum(
@@ -193,7 +193,7 @@ def count_gradients(hparams: Mapping[str, HParam], values: Mapping[str, Any], *,
 
 
 def step_names(hparams: Mapping[str, HParam], *, in_adapt: bool = False) -> Sequence[str]:
-    """Returns the names of the hyper-parameters that are numbers of steps in a round, or in an adaptation, in order."""
+    """Returns the names, in order, of the `Steps` of a round or, with `in_adapt`, of `Algorithm.adapt`."""
     return tuple(name for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt)
 
 
@@ -209,5 +209,5 @@ ADAPT_STEPS = Steps(10, "length of a client's training before its model is used"
 
 
 def prox_weight(default: float, pulled_to: str = "the shared weights", **options: Any) -> HParam:
-    """Returns the strength lambda of a pull to an anchor; the pull is the gradient of `lambda / 2 * |w - anchor|^2`."""
+    """Builds the hyper-parameter lambda, a pull's strength. The pull is the gradient of `lambda/2 * |w - anchor|^2`."""
     return HParam(default, f"strength of the pull to {pulled_to}", symbol="λ", unit="loss per weight²", **options)

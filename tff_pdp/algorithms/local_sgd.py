@@ -15,9 +15,9 @@ class View(NamedTuple):
     """The map from trained weights to a model's weights.
 
     Attributes:
-      apply: `weights -> the model's weights`; with several trajectories, it is applied to the weights of all, in order.
-      spread: `(gradient by the model's weights, weights) -> gradient by the trained weights`, or a substitute for it.
-      trainable: names of the model's weights that the gradient is taken by; all by default.
+      apply: `weights -> the model's weights`; with several trajectories, one argument of weights for each.
+      spread: `(gradient w.r.t. the model's weights, weights) -> gradient w.r.t. the trained weights`, or a substitute.
+      trainable: names of the model's weights to differentiate by; all by default.
     """
 
     apply: Callable[..., Weights]
@@ -36,10 +36,10 @@ class Trajectory:
       anchor: weights that the trained weights are pulled to; None for no pull.
       prox_weight: float32 scalar, strength of the pull.
       prox_inside_clip: whether to add the pull to each example's gradient before the clip, as the MR-MTL paper's
-        released code does; by default it is added after clip and noise. The privacy cost is the same; a strong pull
-        before the clip leaves little of the data's gradient.
-      view: map from these weights to the model's; by default both are the same. Cannot be used with `prox_inside_clip`.
-      penalty: `trained weights -> gradient` of a further term that does not depend on the data.
+        released code does; by default the pull is added after clip and noise. The privacy cost is the same; a strong
+        pull before the clip leaves little of the data's gradient.
+      view: map from trained to model weights; by default the identity. Cannot be used with `prox_inside_clip`.
+      penalty: `trained weights -> gradient` of a further loss term, which does not depend on the data.
     """
 
     start: Weights
@@ -63,16 +63,16 @@ def local_sgd(
     """Runs `local_steps.count` steps `w <- w - learning_rate * (grad_fn(w) + prox_weight * (w - anchor))`.
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
-    costs no privacy and is not distorted by the clip. Several trajectories take their steps together, each with its own
-    gradient, which may depend on all weights before the step. With two, step t takes gradients 2t and 2t + 1.
+    costs no privacy and is not distorted by the clip. Several trajectories take their steps together; each gradient may
+    depend on the weights of all before the step. With two trajectories, step t takes gradients 2t and 2t + 1.
 
     Args:
       start: weights to train; a trajectory, for weights with options; or a tuple of several trajectories.
       data: the client's examples.
       grad_fn: scaled gradient of the loss on the data, already private if the privacy plan requires it.
       learning_rate: float32 scalar.
-      local_steps: number of steps; further steps, up to the bound, leave the weights unchanged.
-      first_index: index that the first of these gradients has in the round.
+      local_steps: number of steps; steps from `count` to `bound` leave the weights unchanged.
+      first_index: index, in the round, of the first gradient.
 
     Returns:
       The trained weights, `Weights`; for several trajectories a tuple with the weights of each.
@@ -82,7 +82,7 @@ def local_sgd(
     def movement_of(
         one: Trajectory, own: Weights, whole: Weights, wholes: Sequence[Weights], number: tf.Tensor, rate: tf.Tensor
     ) -> Weights:
-        """Returns the movement of a trajectory's trained weights `own`, without momentum; `whole` has all weights."""
+        """Returns a trajectory's movement, without momentum; `own` has the trained weights, `whole` all weights."""
         pulling = {} if one.anchor is None else split(one.anchor, list(own))[0]
         pull = map_weights(lambda w, a: one.prox_weight * (w - a), own, pulling) if one.prox_inside_clip else None
         if one.view is None:

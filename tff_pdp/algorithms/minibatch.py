@@ -1,6 +1,6 @@
 """The plain gradient estimator: batches of a fixed size, epoch after epoch, without clip or noise.
 
-It serves training without privacy, and user-level privacy, which protects a client's whole release.
+The estimator is for training without privacy, and for user-level privacy, which protects a client's whole release.
 """
 
 import collections
@@ -14,20 +14,20 @@ from tff_pdp.models.base import Model, Weights
 
 
 class Minibatches(NamedTuple):
-    """Rows of the client's data in each batch, int32 `[steps, batch_size]`, and whether each place is filled, bool."""
+    """Batches `[steps, batch_size]`: row numbers `indices`, int32, and the mask `filled`, bool, false for padding."""
 
     indices: tf.Tensor
     filled: tf.Tensor
 
 
 def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
-    """Builds the mean gradient over consecutive batches; the last batch of an epoch may be smaller.
+    """Builds the estimator: the mean gradient over a batch. Batches are consecutive; an epoch's last may be smaller.
 
     The client's seed decides the first batch of a round. Examples keep their order: shuffle them when you prepare the
     data.
 
     Args:
-      model: model that gives each example's loss.
+      model: model whose loss is differentiated.
       batch_size: number of examples in a batch.
     """
 

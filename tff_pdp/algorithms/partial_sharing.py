@@ -46,10 +46,10 @@ def build_partial_sharing(
       title: name of the method in reports.
       head: names of the head's weights.
       hparams: hyper-parameters, `head_learning_rate` among them; `adapt_steps` is added.
-      train: a client's round.
+      train: a client's round: `(weights, client data, grad_fn, hparams) -> trained weights`.
       optimizer: the server's optimizer.
       release: `(body before, body after the client's round) -> update`; by default the difference.
-      receive: `(the server's body, mean update) -> update` that goes to the optimizer.
+      receive: `(the server's body, mean update) -> update for the optimizer`; by default the mean update.
 
     The method's `init_server` raises a ConfigError for a model that is all body or all head.
     """
@@ -102,9 +102,9 @@ def tune_head(
     head: Sequence[str],
     steps: str,
 ) -> Weights:
-    """Returns the weights with a trained head and an unchanged body; takes the round's gradients from index 0.
+    """Returns the weights with a trained head and an unchanged body; gradient indices start from 0.
 
-    Hyper-parameter `head_learning_rate` is the learning rate; hyper-parameter `steps` is the number of steps.
+    `head_learning_rate` is the learning rate; `steps` is the name of the hyper-parameter with the number of steps.
     """
     trajectory = Trajectory(weights, trainable=head)
     return local_sgd(trajectory, data, grad_fn, hparams["head_learning_rate"], hparams[steps])

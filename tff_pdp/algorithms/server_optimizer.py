@@ -1,4 +1,4 @@
-"""Applies the mean of clients' updates at the server: plainly, with momentum, or by Adam.
+"""Applies the mean of clients' updates at the server: by SGD, by SGD with momentum, or by Adam.
 
 Under user-level privacy the mean is noised before it arrives, so the optimizer is post-processing.
 """
@@ -37,9 +37,9 @@ def build_server_optimizer(kind: OptimizerKind, learning_rate: float, momentum: 
     """Builds a server optimizer (Reddi et al., "Adaptive Federated Optimization", ICLR 2021).
 
     Args:
-      kind: `sgd` adds `learning_rate` times the update; `momentum`, times the decaying sum of updates; `adam`, times
-        the decaying mean of updates, divided by the root of the decaying mean of their squares.
-      learning_rate: positive.
+      kind: rule for the step added to the weights: `sgd`, the update; `momentum`, the decaying sum of updates; `adam`,
+        the decaying mean of updates, divided by the root of the decaying mean of squared updates.
+      learning_rate: positive factor of the step.
       momentum: factor by which earlier updates decay in each round.
     """
 

@@ -38,13 +38,13 @@ class Account(Reporting):
 
     A silo with 1,000 records, expected batch 32, 1,000 steps:
       tff-pdp account --unit silo_example --sampling-rate 0.032 --noise-multiplier 1.0 --steps 1000 --delta 1e-5
-    gives epsilon 6.6. The other way round, the noise that keeps epsilon within 2:
+    gives epsilon 6.6. Conversely, the noise that keeps epsilon within 2:
       tff-pdp account --unit silo_example --sampling-rate 0.032 --epsilon 2 --steps 1000 --delta 1e-5
 
-    Count every gradient: rounds x local steps x passes over the data per step (Ditto and similar methods make 2).
-    Two bounds are computed, RDP and PLD; both hold, so the smaller one may be claimed. They are for ideal Gaussian
-    noise. In training, the ledger adds the distance of the drawn noise from that: below 1 % of epsilon in every shipped
-    configuration. A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
+    Count every gradient: rounds x local steps x gradients per step (2 for Ditto and similar methods).
+    Two bounds are computed, RDP and PLD; both hold, so the smaller one may be claimed. Both are for ideal Gaussian
+    noise. In training, the ledger also charges the drawn noise's distance from ideal noise: below 1 % of epsilon in
+    every shipped configuration. A noise multiplier below 0.001 counts as no noise: epsilon is infinite.
 
     Rows of a contact graph, where one person is in up to 20 rows, in Poisson batches:
       tff-pdp account --unit node --rows-per-unit 20 --sampling-rate 0.01 --epsilon 4 --steps 1000 --delta 1e-5
@@ -62,7 +62,7 @@ class Account(Reporting):
       num_rows: number of rows in the silo; for node and edge.
       noise_multiplier: noise standard deviation / clip norm.
       epsilon: budget; prints the smallest noise multiplier that keeps epsilon within the budget.
-      steps: number of noisy sums, over all rounds.
+      steps: number of noised sums of gradients, over all rounds.
       delta: delta of the guarantee, well below 1 / number of records.
     """
 
@@ -95,8 +95,8 @@ class Account(Reporting):
         """Computes the cost of the plan.
 
         Guarantee: the printed epsilon is an upper bound for the unit printed with it.
-        Assumes: true Poisson sampling (or, with a batch size, fresh batches of that size), one joint clip, division by
-          a constant, and public parameters; for rows, at most `rows_per_unit` rows differ.
+        Assumes: true Poisson sampling (or, with a batch size, fresh batches of that size), one clip norm for the whole
+          gradient, division by a constant, and public parameters; for rows, at most `rows_per_unit` rows differ.
 
         Raises:
           BudgetError: no noise multiplier meets the budget.

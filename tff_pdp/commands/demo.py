@@ -1,4 +1,4 @@
-"""Runs the demo: prepares digits, trains three methods, reports, exports, and asks a server by REST and by gRPC."""
+"""Runs the demo: prepares digits, trains three methods, reports, exports, and queries a server by REST and by gRPC."""
 
 import shutil
 import sys
@@ -36,7 +36,7 @@ NUM_EXAMPLES = 4
 
 
 def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], str]:
-    """Runs everything and returns the summary and the text to print.
+    """Runs the whole demo, and returns the report's summary and the text to print.
 
     Args:
       output: folder for all results; the results of an earlier demo are replaced.
@@ -44,7 +44,7 @@ def run_demo(output: Path, data: str | None, overrides: Mapping[str, Any] | None
       overrides: values, by dotted key, that replace values of the demo's configuration.
 
     Raises:
-      ConfigError: `output` holds something that no demo wrote.
+      ConfigError: `output` is a file, contains files that no demo wrote, or overlaps with `data`.
     """
     started = time.monotonic()
     if data is not None:
@@ -83,14 +83,14 @@ def _check_data(output: Path, data: Path) -> None:
     list_sources(data)
     inner, outer = data.resolve(), output.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise ConfigError(f"one of {data} and the output {output} contains the other: name another with --output")
+        raise ConfigError(f"the data {data} and the output {output} overlap: name another folder with --output")
 
 
 def _fresh_folder(output: Path) -> None:
     if output.exists() and not output.is_dir():
-        raise ConfigError(f"{output} is not a folder: name another with --output")
+        raise ConfigError(f"{output} is not a folder: name a folder with --output")
     if output.exists() and any(output.iterdir()) and not (output / MARKER).exists():
-        raise ConfigError(f"{output} holds something that no demo wrote: name another folder with --output")
+        raise ConfigError(f"{output} contains files that no demo wrote: name another folder with --output")
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     (output / MARKER).touch()

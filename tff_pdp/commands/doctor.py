@@ -48,11 +48,11 @@ def examine() -> tuple[dict[str, Any], str]:
     Two rounds are computed on each device and compared with the results of TFF's own C++ worker, the reference:
 
     - `dp_fed_avg`: FedAvg by `tff.learning` with user-level DP, once without noise, to compare weights, and once with
-      noise, to check its size. Its clients hold data sets and are always computed one by one.
-    - `dp_sgd`: MR-MTL with DP-SGD in every client and known seeds, with clients one by one and as a stack.
+      noise, to check the noise's size. Clients have `tf.data` data sets, and are always computed one by one.
+    - `dp_sgd`: MR-MTL with DP-SGD in every client, from known seeds, with clients one by one and stacked.
 
     Returns:
-      All findings as plain data, with `healthy` true if all tests passed; and the findings as text. Every test has
+      All findings as plain data, with `healthy` true if all tests passed; and all findings as text. Every test has
       `round`, `engine`, `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest
       from the reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
     """
@@ -115,15 +115,15 @@ def _compare(result: dict[str, Any], values: np.ndarray, reference: np.ndarray, 
       EngineError: the values are not finite, differ too much from the reference, or have noise of another size.
     """
     if not np.isfinite(values).all() or (noise is not None and not np.isfinite(noise).all()):
-        raise EngineError("its result is not finite")
+        raise EngineError("the result is not finite")
     result["difference"] = float(np.max(np.abs(values - reference)))
     if noise is not None:
         result["noise_stddev"] = float(np.std(noise))
     if result["difference"] > TOLERANCE:
-        raise EngineError(f"differs by {result['difference']:.1e} from native, {TOLERANCE:.0e} allowed")
+        raise EngineError(f"differs by {result['difference']:.1e} from native; allowed: {TOLERANCE:.0e}")
     # 7 standard errors of a standard deviation estimated from this many draws.
     if noise is not None and abs(result["noise_stddev"] / _NOISE_STDDEV - 1) >= 7 / np.sqrt(2 * noise.size):
-        raise EngineError(f"its noise is {result['noise_stddev']:.4f}, {_NOISE_STDDEV} expected")
+        raise EngineError(f"the noise's deviation is {result['noise_stddev']:.4f}; expected: {_NOISE_STDDEV}")
 
 
 # A DP FedAvg round

@@ -1,4 +1,4 @@
-"""Runs the commands on experiments: each reads an experiment, calls the code that does the work, and names outputs."""
+"""Runs the commands on experiments: each reads an experiment, calls the code that does the work, prints the outputs."""
 
 import dataclasses
 import json
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class EngineOptions(Settings):
-    """Options of the engine, which replace settings of the experiment's section `training`.
+    """Options of the engine; a given option replaces the setting in the experiment's section `training`.
 
     Attributes:
       engine: inprocess (default), or native: TFF's C++ worker.
       device: cpu, gpu, gpu:N, or auto (default): a GPU where there is one.
-      client_parallelism: loop: one call for each client; vectorized: one call for many; auto (default): times both and
-        keeps the faster.
+      client_parallelism: loop: one call for each client; vectorized: one call for many clients; auto (default): times
+        both and keeps the faster.
       clients_per_call: largest number of clients in a call; bounds memory.
     """
 
@@ -34,7 +34,7 @@ class EngineOptions(Settings):
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The values that replace the experiment's, by dotted key."""
+        """The given options as settings that replace the experiment's, by dotted key."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         return {f"training.{name}": value for name, value in values.items() if value is not None}
 
@@ -59,7 +59,7 @@ class _OnExperiment(Reporting):
 class Prepare(_OnExperiment):
     """Turn raw client data into a client dataset (an Apache Beam job).
 
-    The experiment's data.kind says what its data.input is:
+    The experiment's data.kind determines the form of data.input:
       leaf                   a folder of LEAF JSON of images, or with LEAF's folders train and test
       silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
       mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
@@ -69,12 +69,12 @@ class Prepare(_OnExperiment):
       rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
       partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
       contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
-      simulated_outbreak     the same for a simulated outbreak; people from SocioPatterns' tij_*.dat, or generated
-    Options of a kind are set beside it in data; `tff-pdp config --reference` explains them. A kind of your own is
-    named by module:name.
+      simulated_outbreak     such tables of a simulated outbreak; people from SocioPatterns' tij_*.dat, or generated
+    Options of a kind are further keys of data; `tff-pdp config --reference` explains them. Name a kind of your own
+    by module:name.
 
     Attributes:
-      overwrite: replace a client dataset that was prepared differently.
+      overwrite: replace a client dataset that was prepared with other settings.
     """
 
     overwrite: bool = False
@@ -127,7 +127,7 @@ class _Resuming(_OnExperiment):
 
     Attributes:
       resume: continue from the newest checkpoint, for instance after an interruption.
-      overwrite: start again if a run exists.
+      overwrite: start anew; an earlier run is discarded.
     """
 
     engine: EngineOptions
@@ -169,8 +169,8 @@ class Train(_Resuming):
 class Tune(_Resuming):
     """Search hyper-parameters of one method privately, within each silo's budget.
 
-    Every silo trains a secret, random number of candidates by itself, against one run of all silos, and releases the
-    best; the cost is part of epsilon. docs/privacy.md explains it. For later commands, write the search into the
+    After one run of all silos, every silo repeats its own training alone, with a secret, random number of candidates,
+    and releases the best; the cost is part of epsilon (docs/privacy.md). For later commands, write the search into the
     experiment:
       tuning:
         search: {algorithm: mr_mtl, values: {prox_weight: [0.1, 1, 10]}, runs: geometric, mean_runs: 5}
@@ -179,8 +179,8 @@ class Tune(_Resuming):
     Attributes:
       algorithm: the method to search; default: tuning.search.algorithm.
       values: values to try: --values prox_weight=0.1,1,10; may be repeated; default: tuning.search.values.
-      runs: distribution of the number of runs: geometric (default), logarithmic, poisson, or a shape; or fixed: each
-        candidate once.
+      runs: distribution of the number of runs: geometric (default), logarithmic, poisson, or a number, the shape of a
+        truncated negative binomial; or fixed: each candidate once.
       mean_runs: expected number of runs of each silo, above 1.
     """
 
@@ -235,7 +235,7 @@ class Export(_OnExperiment):
     """Write the personal models as one SavedModel for TensorFlow Serving.
 
     Attributes:
-      drop_added: leave out clients that were added to the newest version.
+      drop_added: leave out clients that tff-pdp personalize added to the newest version.
     """
 
     engine: EngineOptions
@@ -278,9 +278,9 @@ class Export(_OnExperiment):
 class Personalize(_OnExperiment):
     """Add clients to the export, fitted to their own examples.
 
-    Only the part that clients own is fitted, starting from the global model: the head, a descriptor of a hypernetwork,
-    or the choice of a cluster. The result is the next version of the export, which running servers load. Silos whose
-    examples are protected pay for the fit, each from a budget of its own (docs/privacy.md).
+    Only the clients' own part is fitted, starting from the global model: the head, a hypernetwork's descriptor of the
+    client, or the choice of a cluster. The result is the next version of the export, which running servers load. If
+    silos' examples are protected, each silo's own budget is charged for the fit (docs/privacy.md).
 
     Attributes:
       examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples test the fit.
@@ -304,7 +304,7 @@ class Predict(_OnExperiment):
 
     Attributes:
       client_id: id of the client whose personal model answers; the global model answers for an unknown id.
-      examples_of: id of the client whose test examples are sent; default: the same client.
+      examples_of: id of the client whose test examples are sent; default: the client of --client-id.
       num_examples: number of test examples.
       address: host and port of the server.
       grpc: use gRPC; the address must then have the gRPC port.
@@ -341,7 +341,7 @@ class Predict(_OnExperiment):
 
 
 class Demo(Reporting):
-    """Run everything at once, on real digits or on your own FEMNIST folder.
+    """Run a whole experiment, from data to a server, on real digits or on your own FEMNIST folder.
 
     Attributes:
       data: folder of LEAF FEMNIST JSON; default: scikit-learn's digits.
@@ -353,7 +353,7 @@ class Demo(Reporting):
     engine: EngineOptions
 
     def run(self) -> Outcome:
-        """Runs the whole demo."""
+        """Runs the demo, and prints where the results are."""
         from tff_pdp.commands.demo import run_demo
 
         summary, text = run_demo(self.output, self.data, self.engine.overrides)
@@ -361,19 +361,19 @@ class Demo(Reporting):
 
 
 class Reproduce(Reporting):
-    """Repeat an experiment: methods x privacy budgets x seeds.
+    """Repeat a published experiment: methods x privacy budgets x seeds.
 
     Attributes:
       setting: name of the experiment.
       paper: make the paper's choices, unsound choices included.
-      scale: full: the paper's; small: for two cores.
+      scale: full: the paper's numbers of runs and rounds; small: for two cores.
       methods: names of methods; default: those of the scale.
       epsilons: epsilon of every silo or user; inf: no privacy.
       seeds: number of repetitions; default: that of the scale.
       variants: names of variants, such as default, silo_scaling, classes_2.
       grid: also sweep lambda over these values; without values: over the setting's grid.
       data: folder of the raw data; default: $TFF_PDP_DATA.
-      output: folder of the runs, where a stopped sweep goes on; default: runs/reproduce/SETTING.
+      output: folder of the runs; a stopped sweep in this folder goes on; default: runs/reproduce/SETTING.
       jobs: number of processes; default: one per core.
     """
 
@@ -422,7 +422,7 @@ def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str,
     for assignment in assignments:
         name, separator, value = assignment.partition("=")
         if not separator:
-            raise ConfigError(f"{option} {assignment!r}: write {form}")
+            raise ConfigError(f"{option} {assignment!r} must have the form {form}")
         values[name] = value
     return values
 

@@ -18,30 +18,30 @@ class _OnRuns(Reporting):
 
 
 class Verify(_OnRuns):
-    """Check a run's files and records, and compute its epsilon anew.
+    """Check a run's files and records, and recompute epsilon.
 
     Checks the digests of all files, the chains of spending records, whether files belong together, states of users, the
-    client dataset, exports. Computes epsilon anew from the events of every ledger, composed over all runs on record,
+    client dataset, and exports. Recomputes epsilon from the events of every ledger, composed over all runs on record,
     and compares the result with summary.json and privacy reports. Needs no network and no TensorFlow, and writes
     nothing. `tff-pdp verify-export` checks an export alone.
 
-      tff-pdp verify runs/demo              everything of an experiment
+      tff-pdp verify runs/demo              all runs of an experiment
       tff-pdp verify runs/demo/mr_mtl       one run
 
-    Each line of the output is about one thing:
+    Each line of the output is about one item, such as a file or an epsilon:
       ok         unchanged since it was written
       stopped    left by a stopped command: nothing is lost, the next command that writes there repairs it
       old        written by an earlier version, without a digest: read and counted, but damage would not show
-      absent     not here, so not checked
+      absent     not in this folder, so not checked
       problem    damaged, missing, or contradicting another file
     The exit status is 0 if there is no problem, otherwise 1.
     """
 
     def run(self) -> Outcome:
-        """Checks runs, and prints a line about each thing.
+        """Checks runs, and prints a line about each item.
 
         Raises:
-          ConfigError: a folder holds no run.
+          ConfigError: a folder contains no run.
         """
         from tff_pdp.verification.experiment import verify
         from tff_pdp.verification.run_folder import Status
@@ -66,32 +66,32 @@ class Verify(_OnRuns):
 
 
 class Seal(_OnRuns):
-    """Destroy the key and the states of a run that is done; keep its record.
+    """Destroy the key and the states of a finished run; keep the run's record.
 
-    Destroys the secrets of a run that is done: the key that its noise is drawn from, the seeds in its checkpoints, the
+    Destroys the secrets of a finished run: the key from which the noise was drawn, the seeds in checkpoints, and the
     states of clients. Anyone who gets the folder of a run that is not sealed can subtract the noise. Records of
     spending, settings, metrics, reports and exports stay, and `tff-pdp verify` still checks them.
 
-    After that, the run cannot be trained, tested or exported any more; exports are served and added to as before.
-    A run is sealed once it has been run to its end, evaluated and, where the experiment exports it, exported.
+    After that, the run cannot be trained, tested or exported any more; but exports can still be served and extended.
+    Before, a run must be trained to its end and evaluated and, if the experiment exports the run's method, exported.
 
-    Files are overwritten with random bytes, flushed, and removed. That does not reach copies: backups, snapshots, file
+    Files are overwritten with random bytes, flushed, and removed. Copies are not reached: backups, snapshots, file
     systems that copy on write (Btrfs, ZFS, APFS, overlays), the spare blocks of solid-state disks, and memory that was
     swapped. Where that matters, keep runs on an encrypted volume and destroy the volume's key.
 
     Attributes:
-      unfinished: seal runs that were not run to their end too; these can never be finished then.
-      discard_models: seal runs whose models were not evaluated or exported too; these models are lost.
+      unfinished: also seal runs that were not trained to the end; these runs can never be finished then.
+      discard_models: also seal runs whose models were not evaluated or exported; these models are lost.
     """
 
     unfinished: bool = False
     discard_models: bool = False
 
     def run(self) -> Outcome:
-        """Seals runs, and says what was destroyed.
+        """Seals runs, and prints what was destroyed.
 
         Raises:
-          ConfigError: a run is not done, or its models were not evaluated or exported; nothing was destroyed.
+          ConfigError: a run is not finished, or its models were not evaluated or exported; nothing was destroyed.
           DataError: a record is damaged, or another process writes to a run's folder.
         """
         from tff_pdp.training.record.sealing import check_can_be_sealed, seal_run

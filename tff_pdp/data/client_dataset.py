@@ -23,15 +23,15 @@ _COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
 class ClientIndex:
-    """Extents (runs of records in one shard) by client and split; memory is some tens of bytes per client and split."""
+    """Extents (runs of records in one shard) by client and split, in some tens of bytes per client and split."""
 
     def __init__(self, extents: np.ndarray, first: np.ndarray):
         """Wraps extents sorted by client and split.
 
         Args:
-          extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, number of bytes and of examples.
-          first: int64 `[clients * splits + 1]`: position in `extents` at which each split of each client begins, then
-            n.
+          extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, numbers of bytes and examples.
+          first: int64 `[clients * splits + 1]`: row of `extents` at which each split of each client begins; at the
+            end, n.
         """
         self._extents, self._first = extents, first
         examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
@@ -39,7 +39,7 @@ class ClientIndex:
 
     @classmethod
     def read(cls, path: Path, client_ids: Sequence[str], num_shards: int) -> "ClientIndex":
-        """Reads `index.parquet`, whose rows may be in any order; extents of one client and split keep their order.
+        """Reads `index.parquet`, whose rows may be in any order; extents of one client and split keep the file's order.
 
         Raises:
           DataError: the file is not an index of this dataset.
@@ -51,7 +51,7 @@ class ClientIndex:
         except (pyarrow.ArrowException, OSError, KeyError) as error:
             raise DataError(f"{path}: unusable index ({error!r}); prepare the data again") from error
         if ((extents[:, 0] < 0) | (extents[:, 0] >= num_shards)).any():
-            raise DataError(f"{path}: unusable index (a shard is not one of the {num_shards}); prepare the data again")
+            raise DataError(f"{path}: unusable index (a shard is not one of {num_shards}); prepare the data again")
         order = np.argsort(keys, kind="stable")
         first = np.searchsorted(keys[order], np.arange(len(client_ids) * len(SPLITS) + 1))
         return cls(extents[order], first)
@@ -95,11 +95,11 @@ class ClientExamples:
 
 
 class ClientDataset:
-    """A finished client dataset, as `beam_pipelines` writes it. Threads may share it.
+    """A finished client dataset, as `beam_pipelines` writes it. Threads may share one object.
 
     Attributes:
       path: the dataset's folder.
-      manifest: the dataset's manifest: feature spec, counts, hashes, and counts of dropped data, by reason.
+      manifest: the dataset's manifest: feature spec, hashes, counts, and counts of dropped data by reason.
       client_ids: ids of all clients, sorted.
     """
 
@@ -121,7 +121,7 @@ class ClientDataset:
           verify: whether to read every shard, and compare its sha256 with the manifest.
 
         Raises:
-          DataError: the dataset is missing, unfinished, of another format version, or differs from its manifest.
+          DataError: the dataset is missing, unfinished, of another format version, or not as the manifest says.
         """
         root = Path(path)
         # Taken before anything is read, so that a folder that is replaced meanwhile is noticed.
@@ -144,8 +144,8 @@ class ClientDataset:
         """Reads one client's examples of one split, in the dataset's order.
 
         Raises:
-          DataError: no such client or split, a record is corrupt (names file and offset), or the dataset was replaced
-            since it was opened.
+          DataError: no such client or split, a record is corrupt (the message names file and offset), or the dataset
+            was replaced since it was opened.
         """
         extents = self._index.extents(self._position(client_id, split), split)
         examples = ClientExamples(*read_examples(self.manifest.features, self._files, extents))
@@ -156,7 +156,7 @@ class ClientDataset:
         """Reads the ids of one client's examples of one split, in the dataset's order: `S32` `[n]`.
 
         Raises:
-          DataError: no such client or split, or a record is corrupt (names file and offset).
+          DataError: no such client or split, or a record is corrupt (the message names file and offset).
         """
         extents = self._index.extents(self._position(client_id, split), split)
         ids = read_example_ids(self.manifest.features, self._files, extents)
@@ -168,7 +168,7 @@ class ClientDataset:
 
         A batch mixes examples of several clients, which federated training never does. Use batches where all data may
         be in one place: to pretrain on public data, for baselines of central training, to look at data. Results
-        computed from them are not private.
+        computed from such batches are not private.
 
         Args:
           split: `train`, `validation` or `test`.
@@ -177,7 +177,7 @@ class ClientDataset:
 
         Raises:
           ConfigError: `batch_size` is not positive.
-          DataError: no such split, or a record is corrupt (names file and offset), which may show at a later batch.
+          DataError: no such split, or a record is corrupt (the message names file and offset; maybe at a later batch).
         """
         self._check_split(split)
         return shuffled_epoch(self.manifest.features, self._files, self._index.split_extents(split), batch_size, seed)
@@ -186,8 +186,8 @@ class ClientDataset:
         """Checks that the folder still is the one that was opened: shards are opened when they are first read."""
         if _identity_of(self.path) != self._identity:
             raise DataError(
-                f"{self.path} was prepared anew, or removed, while it was in use: begin again with the data that "
-                "are there now"
+                f"{self.path} was prepared anew, or removed, while it was in use: start the command again, "
+                "with the present data"
             )
 
     def _check_split(self, split: str) -> None:

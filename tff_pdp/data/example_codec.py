@@ -62,7 +62,7 @@ class RecordLayout:
 
 @functools.lru_cache(maxsize=64)
 def record_layouts(features: FeatureSpec) -> tuple[RecordLayout, ...]:
-    """Returns the layouts of examples: one for each size a label can have, from the smallest."""
+    """Returns the layouts of records: one for each number of bytes that a label can take, in ascending order."""
     sizes = range(1, 11) if features.y_dtype == "int64" else (4,)
     return tuple(_layout(features, size) for size in sizes)
 
@@ -118,7 +118,7 @@ def encode_examples(features: FeatureSpec, x: np.ndarray, y: np.ndarray, example
     """Encodes examples as TFRecords, one after another in their order.
 
     Args:
-      features: shape and types of an example; `d` is the product of its shape.
+      features: shape and types of an example; `d` is the number of values of an example.
       x: float32 `[n, d]`, or uint8 `[n, d]` where `features.x_dtype` is `uint8`.
       y: int64 `[n]`, or float32 `[n]` for a regression.
       example_ids: dtype `S32` `[n]`, 32 hex characters each.
@@ -153,8 +153,8 @@ def decode_examples(
       `x`, float32 `[n, *shape]` (stored bytes are divided by 255), and `y` `[n]`, int64 or, for a regression, float32.
 
     Raises:
-      DataError: a record is cut short, fails its checksum, or has another layout; names the file and the record's
-        offset.
+      DataError: a record is cut short, fails its checksum, or has another layout; the message names the file and the
+        record's offset.
     """
     starts, lengths = record_extents(features, buffer, file_name, offset)
     x = np.empty((len(starts), math.prod(features.shape)), np.float32)
@@ -178,7 +178,7 @@ def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, off
 def record_extents(
     features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the first byte and the length of each record of a buffer: int64 `[n]` each. Checks only headers.
+    """Finds the first byte and the length of each record of a buffer: two int64 `[n]`. Checks only headers.
 
     Arguments and errors are as in `decode_examples`.
     """

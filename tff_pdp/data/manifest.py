@@ -28,7 +28,7 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 
 @dataclasses.dataclass(frozen=True)
 class RowInfluence:
-    """A bound on the number of rows that one change of a contact graph affects; jobs prove it, privacy plans use it.
+    """A bound on the number of rows that one change of a contact graph affects; jobs prove the bound, plans use it.
 
     Rows of such a data set are not independent: a person is in its own row and in the rows of its contacts. Protecting
     single rows would not protect the person.
@@ -38,9 +38,9 @@ class RowInfluence:
       adjacency: difference of neighbouring graphs: a person has other values and other contacts (`replace_one`); a
         person is absent from one graph, which has a row of zeros instead (`replace_special`); a pair's contacts are
         absent from one graph (`add_or_remove_one`, for unit `edge`).
-      num_rows: S, the largest number of rows in which neighbouring graphs differ, the person's own included. Both
-        graphs have the same number of rows, in the same silos.
-      rule: reason why S holds, in one line.
+      num_rows: S, the largest number of rows in which the data sets of neighbouring graphs differ, including the
+        person's own row. Both data sets have the same number of rows, in the same silos.
+      rule: reason why the bound S holds, in one line.
     """
 
     unit: Unit
@@ -49,7 +49,7 @@ class RowInfluence:
     rule: str
 
     def checked(self) -> "RowInfluence":
-        """Returns this bound if its values are valid, which is checked because a manifest is a file that can be edited.
+        """Returns this bound if its values are valid; the values may have been edited in the manifest's file.
 
         Raises:
           DataError: the unit, the adjacency or the number of rows is not valid.
@@ -95,7 +95,7 @@ class FeatureSpec:
 
     @classmethod
     def of(cls, shape: tuple[int, ...], num_classes: int, x_dtype: str = "float32") -> "FeatureSpec":
-        """Returns the stored types of examples of this shape, with `num_classes` classes (0 for a regression)."""
+        """Builds the spec of examples of this shape, with `num_classes` classes (0 for a regression)."""
         return cls(shape, num_classes, x_dtype, y_dtype="int64" if num_classes else "float32")
 
 
@@ -109,7 +109,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, root: Path, name: str) -> "FileRecord":
-        """Hashes the file `root / name`."""
+        """Reads and hashes the file `root / name`, and returns its record."""
         with open(root / name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return cls(name, (root / name).stat().st_size, digest)
@@ -117,7 +117,7 @@ class FileRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """The number of some users (or clients), and the number of their examples."""
+    """A number of users (or clients), and the number of all their examples."""
 
     users: int = 0
     examples: int = 0
@@ -127,7 +127,7 @@ class Tally:
 class RecordCounts:
     """Counts of a table's rows: `kept` and `dropped` (by reason) add up to `read`.
 
-    For a table that one stage passes to the next, `read` counts the rows passed, and `kept` the rows used.
+    For an intermediate table, `read` counts the rows from one stage, and `kept` the rows that the next stage used.
     """
 
     read: int = 0
@@ -175,7 +175,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:
-        """Writes `manifest.json` into the folder `dataset`; `mark_finished` makes the folder a dataset."""
+        """Writes `manifest.json` into the folder `dataset`; only `mark_finished` makes the folder a dataset."""
         text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
         write_atomically(dataset / MANIFEST_FILE, [text.encode(), b"\n"])
 
@@ -185,7 +185,7 @@ class Manifest:
 
         Raises:
           DataError: the folder is missing or unfinished, or its manifest is unreadable, has another version, or has
-            changed since it was written (only datasets of this release show a change).
+            changed since it was written (not noticed in datasets of earlier releases).
         """
         if not dataset.is_dir():
             raise DataError(f"{dataset}: no such client dataset; write one with `tff-pdp prepare`")
@@ -201,7 +201,7 @@ class Manifest:
             raise DataError(f"{error.filename}: {error.strerror}; restore it or prepare the data again") from None
         if stated and stated != _checksum_line(content):
             raise DataError(
-                f"{path}: damaged, or {SUCCESS_FILE} beside it is: the sha256 stated there does not match; "
+                f"{path}: does not match the sha256 in {SUCCESS_FILE} beside it, so one of the two is damaged; "
                 "restore both or prepare the data again"
             )
         try:
@@ -221,9 +221,9 @@ class Manifest:
 
 
 def mark_finished(dataset: Path) -> None:
-    """Makes a folder with a manifest a finished dataset, which outlasts a power cut.
+    """Marks a folder with a manifest as a finished dataset, which survives a power cut.
 
-    Assumes: the files in its folders have been flushed to disk by their writers.
+    Assumes: the writers of the dataset's other files have flushed the files to disk.
     """
     write_atomically(dataset / SUCCESS_FILE, [_checksum_line((dataset / MANIFEST_FILE).read_bytes())])
     for folder in (SHARD_FOLDER, DEAD_LETTER_FOLDER):

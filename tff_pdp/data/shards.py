@@ -24,7 +24,7 @@ class ShardFiles:
     """
 
     def __init__(self, folder: Path, names: Sequence[str]):
-        """Takes the names of the shards; opens no shard yet.
+        """Sets the names of the shards; opens no shard yet.
 
         Args:
           folder: folder of the dataset.
@@ -43,7 +43,7 @@ class ShardFiles:
         return self._paths[shard]
 
     def read(self, shard: int, offset: int, nbytes: int) -> bytes:
-        """Reads a range of bytes; returns fewer bytes if the file ends within the range.
+        """Reads a range of bytes of one shard; returns fewer bytes if the file ends within the range.
 
         Raises:
           DataError: the shard cannot be read.
@@ -81,7 +81,7 @@ def read_examples(features: FeatureSpec, files: ShardFiles, extents: np.ndarray)
 
     Raises:
       DataError: a shard cannot be read, a record is corrupt, or an extent has another number of records than stated;
-        names file and byte.
+        the message names file and byte.
     """
     content = b"".join([files.read(shard, offset, nbytes) for shard, offset, nbytes, _ in extents.tolist()])
     try:

@@ -16,8 +16,8 @@ def shuffled_epoch(
     """Yields batches of the extents' examples, as `ClientDataset.epoch` does, in the order of one random permutation.
 
     This takes memory for one batch, and 40 bytes for each example. Labels of 128 and more make records longer: extents
-    that may have such records are read once before the first batch, to find the records. The seed reproduces the order;
-    do not use it for sampling that a privacy guarantee relies on. `extents` are as in `read_examples`.
+    that may have such records are read once before the first batch, to find where records begin. Anyone with the seed
+    knows the order: no privacy guarantee may rely on the order as sampling. `extents` are as in `read_examples`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, not {batch_size}")

@@ -22,7 +22,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
-    """Splits a buffer that holds whole TFRecords into its payloads, checking every checksum.
+    """Returns the payloads of a buffer of whole TFRecords, checking every checksum.
 
     Args:
       buffer: the bytes of zero or more records.
@@ -30,7 +30,7 @@ def unframe(buffer: bytes, file_name: str, file_offset: int = 0) -> list[bytes]:
       file_offset: position of the buffer in that file, for error messages.
 
     Raises:
-      DataError: a record is cut short or fails its checksum; names the file and the record's offset.
+      DataError: a record is cut short or fails its checksum; the message names the file and the record's offset.
     """
     payloads = []
     position = 0

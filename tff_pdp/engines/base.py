@@ -18,7 +18,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of this engine in `build_engine`."""
+        """Name by which `build_engine` builds this engine."""
         ...
 
     @property
@@ -41,11 +41,11 @@ class Engine(Protocol):
 
 
 def resolve_device(name: str) -> str:
-    """Finds the device that a user asks for.
+    """Finds the device that a user asks for, and sets TensorFlow's options for GPUs.
 
-    Changes two of TensorFlow's defaults for GPUs: memory is taken as needed, not all at once, and float32 numbers are
-    multiplied as float32, not as TF32, which has 13 bits fewer. With TF32 a norm could be a thousandth too small, and
-    the clipped gradient a thousandth too long.
+    Two options differ from TensorFlow's defaults: memory is allocated as needed, not all at once, and float32 numbers
+    are multiplied as float32, not as TF32, which has 13 bits fewer. With TF32 a norm could be a thousandth too small,
+    and the clipped gradient a thousandth too long.
 
     Args:
       name: `cpu`; `gpu`, the first GPU; `gpu:N`; or `auto`, the first GPU if there is one, else the CPU.

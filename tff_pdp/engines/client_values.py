@@ -14,10 +14,10 @@ from tff_pdp.engines import structures
 
 @dataclasses.dataclass(frozen=True)
 class ClientGroup:
-    """Some clients' values: one tensor per leaf.
+    """The values of a group of clients: one tensor per leaf.
 
     Attributes:
-      indices: places of these clients among all clients, int64 `[clients]`.
+      indices: indices of the group's clients among all clients, int64 `[clients]`.
       leaves: tensors stacked along a new first axis of clients or, if `stacked` is false, a single client's tensors.
       stacked: whether the leaves have the axis of clients.
     """
@@ -43,10 +43,10 @@ class _Arrangement:
 
 
 class ClientValues(collections.abc.Sequence):
-    """A sequence of one value per client, which computations take and return at CLIENTS.
+    """A sequence of one value per client: the form of values that TFF places at CLIENTS.
 
-    Reading a member copies it to NumPy arrays. Passing the sequence to a computation, as a training loop does with
-    client states, copies nothing.
+    Reading a member copies the member to NumPy arrays. Passing the sequence to a computation, as a training loop does
+    with client states, copies nothing.
 
     The values never change; only their arrangement in groups does. Several threads and engines may share one object.
     """
@@ -63,7 +63,7 @@ class ClientValues(collections.abc.Sequence):
         """Builds the sequence from a list of Python values.
 
         Raises:
-          TypeError: a member has another type; the message names client and member.
+          TypeError: a value does not match `member_type`; the message names client and leaf.
         """
         singles = [
             ClientGroup(
@@ -75,10 +75,10 @@ class ClientValues(collections.abc.Sequence):
 
     @classmethod
     def from_columns(cls, member_type: Any, columns: Any, where: str = "value") -> "ClientValues":
-        """Builds the sequence from arrays in the structure of a member, with an additional first axis of clients.
+        """Builds the sequence from arrays nested as in a member, each with an additional first axis of clients.
 
         Raises:
-          TypeError: a column has another type or length.
+          TypeError: columns do not match `member_type`, or have different lengths.
         """
         stacked_type = structures.with_client_axis(member_type)
         leaves = tuple(structures.from_python(columns, stacked_type, where))
@@ -104,21 +104,21 @@ class ClientValues(collections.abc.Sequence):
         return structures.build_container(self.member_type)
 
     def columns(self) -> Any:
-        """Returns all members at once: NumPy arrays with a first axis of clients, in the structure of a member.
+        """Returns all members at once: NumPy arrays with a first axis of clients, nested as in a member.
 
         Raises:
           ValueError: the clients' values have different shapes, or there are no clients.
         """
         if not self._size:
-            raise ValueError("there are no clients")
+            raise ValueError("there are no clients whose values could be stacked")
         if len(set(self.shapes())) > 1:
-            raise ValueError("clients' values have different shapes")
+            raise ValueError("clients' values have different shapes: read them client by client")
         everyone = _stack(self._arrangement, np.arange(self._size))
         return self._to_python(map(_to_numpy, everyone.leaves))
 
     @property
     def groups(self) -> Sequence[ClientGroup]:
-        """Groups in which the values are kept at present."""
+        """Groups in which the values are currently stored."""
         return self._arrangement.groups
 
     def copy(self) -> "ClientValues":
@@ -129,7 +129,7 @@ class ClientValues(collections.abc.Sequence):
         return copied
 
     def keep_like(self, other: "ClientValues") -> None:
-        """Takes over the arrangement of `other`, an object with the same values."""
+        """Adopts the arrangement in groups of `other`, which must have the same values."""
         self._arrangement = other._arrangement
 
     def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
@@ -148,7 +148,7 @@ class ClientValues(collections.abc.Sequence):
         return self
 
     def arrange(self, partition: Sequence[np.ndarray]) -> None:
-        """Arranges the values as one stack for each of the given groups of clients."""
+        """Arranges the values as one stack for each array of client indices in `partition`."""
         kept = self._arrangement
         if len(kept.groups) == len(partition) and all(
             group.stacked and np.array_equal(group.indices, wanted)
@@ -163,7 +163,7 @@ class ClientValues(collections.abc.Sequence):
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
     def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
-        """Returns all clients' values, with those of `clients` replaced by `values`, in the order of `clients`."""
+        """Returns all clients' values; `values`, in the order of `clients`, replace the values of `clients`."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]
         new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
@@ -186,7 +186,7 @@ class ClientValues(collections.abc.Sequence):
 
 
 def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
-    """Groups clients that have equal shapes in each of the values; groups are in the order of their first clients."""
+    """Returns groups of client indices with equal shapes in all `values`, in the order of the groups' first clients."""
     groups: dict[Any, list[int]] = {}
     for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
         groups.setdefault(shapes, []).append(index)

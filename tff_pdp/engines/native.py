@@ -1,6 +1,6 @@
 """Runs computations on TFF's unmodified C++ worker, with deadlines, and without orphaned workers or endless retries.
 
-A computation is sent once, and the worker is watched meanwhile; errors say how the worker ended.
+A computation is sent once, and the worker is watched during the computation; errors say how the worker ended.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class WorkerStub(_tff.RemoteExecutorGrpcStub):
 
     @property
     def is_ready(self) -> bool:
-        """True: a stub is built only after the worker listens."""
+        """Always true: a stub is built only after the worker listens."""
         return True
 
     def dispose(self, request: Any) -> None:
@@ -76,8 +76,8 @@ class WorkerStub(_tff.RemoteExecutorGrpcStub):
 class NativeContext(_tff.SyncContext):
     """Invokes computations on a worker, one at a time, from whichever thread calls.
 
-    TFF's own context repeats a failed invocation for ever. Here a lost worker is an `EngineError`; the caller may start
-    again, as it has a checkpoint and knows the privacy cost of the lost invocation.
+    TFF's own context repeats a failed invocation for ever. Here a lost worker is an `EngineError`; the caller has a
+    checkpoint, knows the privacy cost of the lost invocation, and may start again.
     """
 
     def __init__(self, thread: EventLoopThread, worker: WorkerProcess, stub: WorkerStub):
@@ -180,12 +180,12 @@ class NativeEngine:
         start_timeout_seconds: float = 60.0,
         worker_binary: pathlib.Path | None = None,
     ):
-        """Starts TFF's C++ worker and connects to it; close the engine, or let it be collected.
+        """Starts TFF's C++ worker and connects to it; `close` or garbage collection ends the worker.
 
         Args:
-            device: `cpu`, or `auto`, which is the same here.
-            start_timeout_seconds: Longest time until the worker must listen.
-            worker_binary: Worker to start; by default the worker in TFF's wheel.
+            device: `cpu`, or `auto`, which also means the CPU.
+            start_timeout_seconds: Longest wait for the worker to listen.
+            worker_binary: Path of the worker to start; by default the worker in TFF's wheel.
 
         Raises:
             EngineError: If the device is not the CPU, or the worker does not listen in time.

@@ -21,8 +21,8 @@ def build_engine(name: str = "inprocess", device: str = "auto", **options: objec
 
     Args:
         name: One of `ENGINES`.
-        device: Device that the engine computes on; an absent device is an error: no other device takes its place.
-        **options: Further options of that engine.
+        device: Device that the engine computes on. An absent device is an error; no other device is used instead.
+        **options: Further arguments of the engine's class.
 
     Returns:
         The engine, running. Use it as `with build_engine("native").install(): ...`.

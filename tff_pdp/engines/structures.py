@@ -21,7 +21,7 @@ _KINDS = ("is_integer", "is_floating", "is_complex")
 
 
 def flatten(value: Any, value_type: _tff.Type) -> list[Any]:
-    """Returns the leaves of a value, in the order of its type."""
+    """Returns the leaves of a value, in the order of the type's members."""
     if isinstance(value_type, _tff.StructType):
         members = _tff.iter_elements(value_type)
         return [leaf for index, (_, member) in enumerate(members) for leaf in flatten(value[index], member)]
@@ -68,13 +68,13 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Converts a caller's value to the tensors of its leaves.
 
     Args:
-      value: value as TFF's own engine takes it: an array or tensor of the type or a narrower type, or a number in the
-        type's range; a mapping, list, tuple or attrs object of such values; a data set, or a list of its elements.
+      value: one of the forms that TFF's own engine accepts: an array or tensor of the type or a narrower type; a number
+        in the type's range; a mapping, list, tuple or attrs object of such values; a data set, or a list of elements.
       value_type: type of the value, without placement.
       where: name of the value in errors.
 
     Raises:
-      TypeError: the value has another type; the message names the member.
+      TypeError: the value does not match the type; the message names the member.
     """
     if isinstance(value_type, _tff.StructType):
         members = list(_tff.iter_elements(value_type))
@@ -89,10 +89,10 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
 
 
 def federated_members(value: Any, value_type: _tff.Type, where: str) -> Iterator[tuple[str, Any]]:
-    """Yields the members of an argument with their names; federated values and single leaves are not divided further.
+    """Yields the name and value of each member of an argument; federated values and leaves are not divided further.
 
     Raises:
-      TypeError: the argument has other members; the message names them.
+      TypeError: the argument's members differ from the type's; the message names both.
     """
     if not isinstance(value_type, _tff.StructType):
         yield where, value
@@ -150,7 +150,7 @@ def _converted(value: Any, dtype: tf.DType) -> tf.Tensor:
         return tf.convert_to_tensor(typed)
     # TensorFlow and NumPy wrap a number that is too large.
     if not _fits(value, dtype):
-        raise ValueError(f"not all of {dtype.name}")
+        raise ValueError(f"a number or string does not fit {dtype.name}")
     # Lists may hold arrays of narrower types, which TensorFlow does not convert.
     is_list = isinstance(value, list | tuple) and dtype != tf.string
     plain: Any = np.asarray(value, dtype.as_numpy_dtype) if is_list else value
@@ -235,7 +235,7 @@ def element_spec(element_type: _tff.Type) -> Any:
 
 
 def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
-    """Builds a function for many values: `leaves -> value in the containers of its type`."""
+    """Builds a function for repeated use: `leaves -> value`, in the Python containers of the type."""
     if isinstance(value_type, _tff.SequenceType):
         spec = element_spec(value_type.element)
         return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)
@@ -270,4 +270,4 @@ def with_client_axis(value_type: _tff.Type) -> Any:
     if isinstance(value_type, _tff.TensorType):
         shape: Any = value_type.shape
         return _tff.TensorType(value_type.dtype, [None, *shape])
-    raise TypeError(f"values of type {value_type.compact_representation()} cannot be stacked")
+    raise TypeError(f"values of type {value_type.compact_representation()} cannot be stacked: only tensors can")

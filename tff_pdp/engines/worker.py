@@ -32,7 +32,7 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class WorkerProcess:
-    """One running `worker_binary` with its port and its log.
+    """A running worker process, with its port and its log.
 
     Construct it in a thread that lives as long as the worker is needed: the kernel kills the worker at the end of the
     *thread* that forked it, not of the process.
@@ -71,7 +71,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def wait_until_it_listens(self, timeout_seconds: float) -> None:
-        """Waits until the worker takes connections; stops the worker at the timeout.
+        """Waits until the worker accepts connections; stops the worker at the timeout.
 
         Raises:
             EngineError: If the worker exits, or the time is up.
@@ -89,7 +89,7 @@ class WorkerProcess:
             time.sleep(_POLL_SECONDS)
 
     def describe_end(self) -> str:
-        """Says how a dead worker ended, with the last lines it wrote."""
+        """Returns how a dead worker ended, and the last lines of its log."""
         if not self.stop.alive:
             return "it was stopped together with its engine."
         match self._process.poll():

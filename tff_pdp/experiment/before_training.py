@@ -39,7 +39,7 @@ PRIVACY_IS_OFF = "privacy is switched off"
 
 @dataclasses.dataclass(frozen=True)
 class SiloReleases:
-    """Holds all that is known of silos before they train.
+    """The values of silos that are known before training, public or released under DP.
 
     Attributes:
       statistics: released statistics of each silo, by client id.
@@ -60,7 +60,7 @@ class SiloReleases:
 
     @property
     def events(self) -> dict[str, FixedEvents]:
-        """The releases and their purposes, by client id."""
+        """The privacy events of the releases, with the purpose of each release, by client id."""
         return {client_id: one.events for client_id, one in self.statistics.items()}
 
     def digest(self) -> str:
@@ -72,11 +72,11 @@ class SiloReleases:
 
 
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
-    """Returns the silos' releases, and makes them first if none are stored.
+    """Returns the silos' stored releases; makes and stores the releases if there are none.
 
-    Guarantee: each statistic of a silo is released once in an experiment's folder, is covered by `events`, and is in
-      the registry before its release, so that releases in several folders add up. Every method's ledger is charged for
-      the statistic, so the joint cost of several methods includes it more than once, as an upper bound.
+    Guarantee: each statistic of a silo is released once in an experiment's folder, is included in `events`, and is
+      entered into the registry before the release, so that releases in several folders add up. Every method's ledger is
+      charged, so the joint cost of several methods, an upper bound, includes the statistic more than once.
     Assumes: as in `release_silo_statistics`.
 
     Raises:
@@ -130,15 +130,15 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
     if kept is not None and kept != registry.key().fingerprint():
         # Data are named by keyed digests, which another registry cannot compare.
         raise ConfigError(
-            f"{path}: the silos' releases before training are in another registry than {registry.folder}, which cannot "
-            "count them. Name that other registry by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
+            f"{path}: the silos' releases before training are in another registry than {registry.folder}, and so are "
+            "not counted. Name that other registry by privacy.registry or XDG_STATE_HOME, or restore it from a copy"
         )
     # An earlier version did not say which registry.
     counts = f"The registry {registry.folder} counts old and new releases on the same records together"
     unknown = f"If the releases are in another registry than {registry.folder}, name that registry, which counts them"
     raise ConfigError(
         f"{path}: the silos' releases before training were made with other settings or other data. To release again, "
-        f"which costs again, name another output folder. {unknown if kept is None else counts}"
+        f"which costs budget again, name another output folder. {unknown if kept is None else counts}"
     )
 
 
@@ -169,14 +169,14 @@ def _release(
 
 
 def read_releases(path: Path) -> dict[str, Any]:
-    """Reads the stored releases as plain data with the keys `made_with` and `silos`; early files need no digest.
+    """Reads the stored releases (keys `made_with`, `silos`); a file without `format_version` needs no digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.
     """
     content = read_json(path, undigested=(None,))
     if content.pop("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-        raise DataError(f"{path} has another format version than {FORMAT_VERSION}, the only one read here")
+        raise DataError(f"{path} has another format version than {FORMAT_VERSION}, the only version that can be read")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Builds the values that a run works with from an experiment's configuration: model, methods, engine, clients."""
+"""Builds an experiment's model, methods, engine and clients from the configuration."""
 
 import contextlib
 import hashlib
@@ -45,7 +45,7 @@ _kept: ContextVar[Computations] = ContextVar("kept computations")
 def build_methods(
     config: ExperimentConfig, num_clients: int
 ) -> tuple[Model, dict[str, tuple[Algorithm, dict[str, Any]]]]:
-    """Builds the model, and every method with all of its hyper-parameters, by name; checks all settings of both.
+    """Builds the model and, by name, all methods with their hyper-parameters; checks all settings.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
@@ -58,7 +58,7 @@ def build_methods(
 def build_method(config: ExperimentConfig, name: str) -> Method:
     """Builds one method of an experiment.
 
-    Also makes the silos' releases before training (`tff_pdp.experiment.before_training`), unless they are stored.
+    Also makes silos' releases before training (`tff_pdp.experiment.before_training`), if none are stored.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -141,9 +141,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
 
 @contextlib.contextmanager
 def keep_computations(kept: Computations) -> Iterator[None]:
-    """Shares equal TFF computations among the methods built inside the `with`, so that an engine compiles them once.
+    """Shares equal TFF computations among methods built inside the `with` block, so that an engine compiles them once.
 
-    `kept` has the computations so far, by `computations_key`; new ones are added.
+    `kept` has earlier computations by `computations_key`; computations of further methods are added.
     """
     token = _kept.set(kept)
     try:
@@ -155,7 +155,7 @@ def keep_computations(kept: Computations) -> Iterator[None]:
 def computations_key(
     config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
 ) -> Hashable:
-    """Returns a key of a method's TFF computations without their arguments: hyper-parameters, noise, data and seeds.
+    """Returns a key of a method's TFF computations, on which hyper-parameters, noise, data and seeds have no effect.
 
     `config` has settings for this algorithm; `user_sum` is None if silos are protected.
     """
@@ -186,7 +186,7 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
-    `choices` has the choices that `client_parallelism: auto` has made before; new ones are added.
+    `choices` has earlier choices of `client_parallelism: auto`, which are used again; new choices are added.
 
     Raises:
       ConfigError: the engine does not have an option that is set.
@@ -245,7 +245,7 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     if (features.shape, features.num_classes) != expected:
         raise ConfigError(
             f"{config.clients_folder} holds examples of shape {features.shape} in {features.num_classes} classes, but "
-            f"data.input_shape and data.num_classes are {expected}: prepare it again with --overwrite"
+            f"data.input_shape and data.num_classes are {expected}: prepare the data again with --overwrite"
         )
     return clients
 

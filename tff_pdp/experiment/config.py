@@ -1,8 +1,8 @@
 """Reads experiments from YAML into typed settings, without TensorFlow.
 
-The `kind` of the sections `data` and `privacy` names their class; both are read here in full. Settings of models and
-methods are parameters of functions whose modules import TensorFlow: `tff_pdp.experiment.build` reads these settings
-before anything is written or spent.
+In the sections `data` and `privacy`, `kind` names the class of the settings; both sections are read here in full.
+Settings of models and methods are parameters of functions whose modules import TensorFlow: `tff_pdp.experiment.build`
+reads these settings before anything is written or spent.
 """
 
 import functools
@@ -46,17 +46,17 @@ class Training(Settings):
 
     Attributes:
       rounds: planned number of rounds, for which the noise is calibrated.
-      weighting: how clients count in a mean: `uniform`, all the same; `num_examples`, silos in proportion to their
-        public or noised number of examples; `paper_capped_num_examples`, users by min(1, number of examples /
-        `weight_cap`), which treats these numbers as public.
+      weighting: weights of clients in a mean: `uniform`, equal; `num_examples`, a silo's public or noised number of
+        examples; `paper_capped_num_examples`, min(1, a user's number of examples / `weight_cap`), which treats users'
+        numbers of examples as public.
       weight_cap: number of examples at and above which a user has weight 1.
-      evaluate_every: rounds from one validation to the next; the last round always has one.
-      checkpoint_every: rounds from one checkpoint to the next; the last round always has one.
+      evaluate_every: number of rounds from one validation to the next; the last round is always validated.
+      checkpoint_every: number of rounds from one checkpoint to the next; the last round always has a checkpoint.
       engine: `inprocess`, in this process; or `native`, TensorFlow Federated's own worker.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
       client_parallelism: `loop`, one call for each client, a few side by side; `vectorized`, one call for many clients;
         or `auto`, which times both in the first round and keeps the faster. For the engine `inprocess`.
-      clients_per_call: largest number of clients in a call; memory grows with this number. For the engine `inprocess`.
+      clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit. This is slower, and fails where an operation has no such kernel.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
@@ -83,13 +83,13 @@ class Export(Settings):
     """Sets which models are exported, and in which form.
 
     Attributes:
-      algorithm: the trained method to export. It is named here and not chosen by a metric, because such a choice costs
-        budget.
+      algorithm: the trained method to export. The method is not chosen by a metric, because a choice by
+        results would cost budget.
       model_name: name under which the model is served: letters, digits, `_`, `.` and `-`.
-      layout: how personal models lie in the export: `stacked`, a row per client with the weights in which clients
-        differ; `clusters`, a row per different model; `hypernetwork`, the small states that models are made from, for
-        methods that have such states; `per_client`, an export per client; or `auto`, the smallest of the first three
-        or, if that is above 1 GiB, `per_client` for up to 100 clients.
+      layout: how personal models are stored in the export: `stacked`, a row per client with the weights in which
+        clients differ; `clusters`, a row per different model; `hypernetwork`, for methods that make models from small
+        states, the states; `per_client`, an export per client; or `auto`, the smallest of the first three layouts or,
+        if the smallest is above 1 GiB and there are at most 100 clients, `per_client`.
       client_ids: how the export and requests name clients: `hashed`, by keyed hashes of their ids, with the key in
         `client_id.key` in the experiment's folder; or `plain`, by the ids themselves.
     """
@@ -101,15 +101,15 @@ class Export(Settings):
 
 
 class SearchSettings(Settings):
-    """Sets what every silo tries in `tff-pdp tune`, a private search for hyper-parameters, and how often.
+    """Sets a private search for hyper-parameters, which every silo makes in `tff-pdp tune`.
 
     Attributes:
       algorithm: the method whose hyper-parameters are searched. Its settings under `algorithms` are those of the pivot
-        run: the one federated run that is released before silos search.
+        run: the one federated run, which is released before silos search.
       values: values to try for each hyper-parameter; every combination of values is a candidate.
       runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or a number of at least 0, the
-        shape of a truncated negative binomial. `fixed` tries every candidate once, at the cost of releasing all of
-        them.
+        shape of a truncated negative binomial. `fixed` tries every candidate once, at the privacy cost of releasing
+        all candidates' runs.
       mean_runs: expected number of runs of each silo, above 1; not for `fixed`.
       score_noise_multiplier: standard deviation of the noise on a run's score, divided by the largest change that one
         validation example can make: 1 (one more correct answer) or, for a regression, `score_bound`.
@@ -125,11 +125,11 @@ class SearchSettings(Settings):
 
 
 class Tuning(Settings):
-    """Lists what was chosen by looking at results on these data, and how many configurations were tried.
+    """Lists settings that were chosen by results on the experiment's data, and the number of tried configurations.
 
     Attributes:
       tuned: names of the settings that were chosen without privacy, worded for readers of the report.
-      configurations_tried: number of configurations whose results were looked at to choose them.
+      configurations_tried: number of configurations whose results were looked at for this choice.
       search: a private search for hyper-parameters, which the ledger is charged for.
     """
 
@@ -149,14 +149,14 @@ class ExperimentConfig(Settings):
       title: title of the report.
       output: folder for all files of the experiment.
       data: the raw data, and how examples are made from them.
-      model: `kind`, a name from `tff_pdp.experiment.kinds.MODELS` or `module:name`; `seed` of its initial weights, 0 by
+      model: `kind`, a name from `tff_pdp.experiment.kinds.MODELS` or `module:name`; `seed` of the initial weights, 0 by
         default; and the parameters of the model's function.
       privacy: the privacy plan: what is protected, and with which budget.
       training: number of rounds, and how rounds are computed.
-      algorithms: the methods to train: a name of your choice for each, mapped to its settings; `kind` names the method
-        where that name does not.
+      algorithms: the methods to train: for each, a name of your choice and settings; the setting `kind` names the
+        method if your name is not a method's name.
       export: settings of the export.
-      tuning: settings that were chosen by looking at results.
+      tuning: settings that were chosen by looking at results, and a private search for hyper-parameters.
     """
 
     title: Name
@@ -187,7 +187,7 @@ class ExperimentConfig(Settings):
 
     @property
     def client_id_key(self) -> Path:
-        """The file of the secret key that hashes clients' ids in exports; no part of an export."""
+        """The path of the secret key that hashes clients' ids in exports; exports do not contain the key."""
         return Path(self.output) / "client_id.key"
 
     @property
@@ -219,7 +219,7 @@ class ExperimentConfig(Settings):
         return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
-        """Returns a digest of all that decides the result of one method's training up to rounding, data included."""
+        """Returns a digest of everything, data included, that decides one method's training result, rounding aside."""
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.
@@ -242,8 +242,8 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     Args:
       path: a YAML file or, if no file has this path, the name of an experiment that comes with the package, such as
         `demo` or `reproduce/school`.
-      overrides: values by dotted key, such as `{"data.input": "my/folder"}`, that replace the file's; None removes a
-        key.
+      overrides: values that replace the file's, by dotted key, such as `{"data.input": "my/folder"}`; None removes
+        the key.
 
     Raises:
       ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or range.
@@ -312,7 +312,7 @@ def _check_names(content: Any, source: str) -> None:
     budgets = at("privacy.budgets")
     for key, kind in _KINDS_OF_BUDGETS.items():
         if isinstance(budgets, Mapping) and key in budgets and "kind" not in budgets:
-            raise ConfigError(f"{source}: missing key privacy.budgets.kind: with {key}, it is {kind}")
+            raise ConfigError(f"{source}: missing key privacy.budgets.kind: budgets with {key} are of kind {kind}")
 
 
 def _override(content: Any, key: str, value: Any, source: str) -> None:
@@ -323,7 +323,7 @@ def _override(content: Any, key: str, value: Any, source: str) -> None:
             target[parent] = {}
         target = target[parent] if isinstance(target, dict) else None
     if not isinstance(target, dict):
-        raise ConfigError(f"{source}: cannot set {join_key('', key)}: a value above it is not a mapping")
+        raise ConfigError(f"{source}: cannot set {join_key('', key)}: a key above has a value that is not a mapping")
     if value is None:
         target.pop(last, None)
     else:

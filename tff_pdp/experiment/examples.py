@@ -20,12 +20,12 @@ _CANDIDATES = 256
 
 
 def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, rows_of_a_call: float = 0.0) -> np.ndarray:
-    """Chooses a padded size for each client, at most `max_buckets` different ones, to save padding and calls.
+    """Chooses each client's padded size, with at most `max_buckets` different sizes, to save padding and calls.
 
     Args:
-      sizes: each client's number of examples.
+      sizes: int `[clients]`, each client's number of examples.
       max_buckets: largest number of different sizes.
-      rows_of_a_call: number of rows that take as long as one call; a further bucket must save more rows than this.
+      rows_of_a_call: fixed time of a call, as a number of rows; a further bucket must save more rows than that.
 
     Returns:
       int64 `[clients]`: the padded sizes, each at least 1 and at least the client's own size.
@@ -79,15 +79,15 @@ _KEPT_BYTES = 2**30
 
 
 class Examples:
-    """Reads one split of all clients from disk, client by client, and keeps it in memory if it is small."""
+    """Reads one split of all clients from disk, client by client, and keeps a small split in memory."""
 
     def __init__(
         self, clients: ClientDataset, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
     ):
         """Wraps one split of a client dataset.
 
-        `scalings` has the shift and scale of features by client id; it is empty if features are used as they are.
-        Padded sizes depend on the model.
+        `scalings` has the shift and scale of features by client id; empty if features are used as they are. Padded
+        sizes depend on the number of weights of `model`.
         """
         self._clients, self._split, self._scalings = clients, split, scalings or {}
         self._type = client_data_type(model)
@@ -97,7 +97,7 @@ class Examples:
         self._load = functools.cache(self._read) if num_bytes <= _KEPT_BYTES else self._read
 
     def select(self, places: Sequence[int] | np.ndarray) -> ClientValues:
-        """Returns the examples of some clients, in this order, stacked by their padded sizes.
+        """Returns the examples of the clients at `places` in the dataset, in this order, stacked by padded size.
 
         Raises:
           DataError: a record is corrupt.

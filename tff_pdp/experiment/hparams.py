@@ -66,7 +66,7 @@ def build_algorithm(
         if one not in algorithm.hparams:
             raise ConfigError(f"unknown key {key}.{one}; {did_you_mean(one, [*algorithm.defaults, *own])}")
         if algorithm.hparams[one].is_set_by_runtime:
-            raise ConfigError(f"{key}.{one} cannot be set: it is filled in when the method runs; leave it out")
+            raise ConfigError(f"{key}.{one} cannot be set, because a run computes the value: remove the key")
         algorithm.hparams[one].check(f"{key}.{one}", value)
     return algorithm, {**algorithm.defaults, **hparams}
 
@@ -96,7 +96,7 @@ def build_search(
 ) -> Search | None:
     """Returns the search for a method's hyper-parameters; None if the experiment has none.
 
-    `settings` has the method's hyper-parameters, which the pivot run uses.
+    `settings` has the method's hyper-parameters for the pivot run, the federated run before silos search alone.
 
     Raises:
       ConfigError: a value is out of range, a hyper-parameter or the method cannot be searched, or a silo has no
@@ -114,7 +114,7 @@ def build_search(
     owned = what_clients_own(algorithm, model, config.training.rounds).weights
     if algorithm.export.serves_candidates or not owned:
         raise ConfigError(
-            f"tuning.search.algorithm: the personal model of {algorithm.name}, as it is set here, is a shared model. "
+            f"tuning.search.algorithm: the personal model of {algorithm.name}, with these settings, is a shared model. "
             "A silo cannot search alone for a model that all silos train together, and repeating the whole training "
             "would release every repetition: search a method in which every silo keeps a model of its own"
         )
@@ -139,7 +139,7 @@ def _candidates(search: SearchSettings, algorithm: Algorithm) -> tuple[dict[str,
         for value in values:
             algorithm.hparams[name].check(key, value)
         if len(set(values)) < len(values):
-            raise ConfigError(f"{key} has a value twice: {values!r}")
+            raise ConfigError(f"{key} lists a value twice: {values!r}")
     combinations = itertools.product(*grid.values())
     return tuple({name: float(value) for name, value in zip(grid, one, strict=True)} for one in combinations)
 

@@ -1,6 +1,6 @@
 """Lists all kinds that a configuration can choose and the modules that define them; only a chosen kind is imported.
 
-Installed packages may add names by entry points in the groups named here, and `module:name` reaches any module.
+Installed packages may add names by entry points in the groups named here; `module:name` names any class or function.
 """
 
 from collections.abc import Callable

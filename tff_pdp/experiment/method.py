@@ -20,7 +20,7 @@ from tff_pdp.processes.compose import PersonalizedProcess, client_params_columns
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """Holds one method of an experiment, ready to run: algorithm, model, data, privacy plan, computations.
+    """One method of an experiment, ready to run: algorithm, model, data, privacy plan, computations.
 
     Attributes:
       clients: the client dataset.
@@ -60,7 +60,7 @@ class Method:
         return member.member
 
     def examples(self, split: str) -> Examples:
-        """Reads clients' examples of one split, padded to a few sizes."""
+        """Returns a reader of clients' examples of one split, padded to a few sizes."""
         return Examples(self.clients, split, self.model, self.scalings)
 
     def client_data(self, split: str) -> ClientValues:
@@ -85,8 +85,8 @@ class Method:
         Args:
           run_key: the run's secret.
           round_number: number of the round, from 1.
-          places: places of the clients in `clients.client_ids`; by default all clients.
-          changed: values that replace the method's own hyper-parameters, by name, one for each of these clients.
+          places: positions of the clients in `clients.client_ids`; by default all clients.
+          changed: hyper-parameters that replace the method's own, by name: arrays `[places]`, one value per client.
           run: number of the client's run, as in `RunKey.client_seed`.
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)

@@ -15,7 +15,7 @@ def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Sum
 
     Raises:
       ConfigError: a setting does not suit the input.
-      DataError: the input is missing or malformed, too much of it is unusable, or another dataset is in the way.
+      DataError: the input is missing, malformed or has too many unusable records, or the folder has another dataset.
     """
     options = config.data.job_options(config.clients_folder, overwrite=overwrite)
     source = config.data.build(Path(config.output) / _WORKSPACE)

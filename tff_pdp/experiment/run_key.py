@@ -1,4 +1,4 @@
-"""Derives a run's randomness from its secret: everything random is a function of (run key, round, client)."""
+"""Derives all randomness of a run from a secret key: every draw is a function of (run key, round, client)."""
 
 import dataclasses
 import hashlib
@@ -15,11 +15,11 @@ ADAPTATION = -1
 
 @dataclasses.dataclass(frozen=True)
 class RunKey:
-    """Holds a run's secret key.
+    """The secret key of a run, from which all seeds are derived.
 
     Guarantee: seeds of different rounds and clients are independent to anyone without the key (keyed BLAKE2b).
-    Assumes: the key stays secret. Anyone with the key can subtract the noise, so it is stored readable by its owner
-      alone.
+    Assumes: the key stays secret. Anyone with the key can subtract the noise, so only the owner of the key's
+      file can read it.
 
     Attributes:
       secret: 32 bytes.
@@ -46,10 +46,10 @@ class RunKey:
         return hashlib.blake2b(b"", key=self.secret, digest_size=16, person=b"fingerprint").hexdigest()
 
     def keyed(self, digest: str) -> str:
-        """Returns 32 hexadecimal digits that identify settings and data to anyone with the secret.
+        """Returns a digest of settings and data that is keyed with the secret: 32 hexadecimal digits.
 
-        `digest` is the unkeyed digest of settings and data. With it, anyone who knows all other records could test
-        whether some record is in the data.
+        With `digest`, the unkeyed digest of settings and data, anyone who knows all other records could test whether
+        some record is in the data.
         """
         message = digest.encode()
         return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()
@@ -66,17 +66,17 @@ class RunKey:
         return np.frombuffer(digest, np.int64).copy()
 
     def server_seeds(self) -> np.ndarray:
-        """Returns the int64 `[2, 2]` seeds of the noise that the server adds."""
+        """Returns the seeds of the noise that the server adds: int64 `[2, 2]`, two seeds of two numbers each."""
         return np.frombuffer(self._digest("", b"server noise", 32), np.int64).reshape(2, 2).copy()
 
     def cohort_generator(self, number: int) -> ExactDraws:
-        """Returns the draws of one round's cohort or of one epoch's cohorts; `number` is that round or epoch."""
+        """Returns a generator for the cohort of the round `number`, or for all cohorts of the epoch `number`."""
         return ExactDraws(self._digest(str(number), b"cohort", KEY_BYTES))
 
     def generator(self, purpose: str, client_id: str, run: int = 0) -> ExactDraws:
-        """Returns the draws for one purpose of one client in one run; `run` is as in `client_seed`.
+        """Returns a generator for one purpose of one client in one run; `run` is as in `client_seed`.
 
-        `purpose` has at most 16 bytes, and must differ from the purposes that other methods use, such as `cohort`.
+        `purpose` has at most 16 bytes, and must differ from this class's own purposes, such as `cohort`.
         """
         return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 

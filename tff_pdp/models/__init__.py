@@ -1,13 +1,13 @@
 """Models as pure functions over named weights.
 
 base: `Model`, losses, preparation of batches
-metrics: metrics that judge models
+metrics: accuracy, squared error, and metrics of rankings
 average_precision: the metric of rankings, for tensors and for arrays
 layers: layers, and initial kernels
-example_gradients: norms and weighted sums of examples' gradients by one weight
+example_gradients: norms and weighted sums of examples' gradients w.r.t. one weight
 dense: linear, regression, SVM, logistic, MLP
 convolutional: CNN and LeNet
 resnet: ResNet-20 with GroupNorm
-hypernetwork: a network that makes a model's weights
+hypernetwork: a network that generates a model's weights
 derived: a model made from another model, with frozen weights or scaled inputs
 """

@@ -1,11 +1,11 @@
 """Computes average precision, the area under the precision-recall curve as a sum of steps, for tensors and for arrays.
 
-`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if all
-examples with at least the k-th score are predicted to be positive. Nothing is interpolated, and equal scores are one
+`AP = sum_k (R_k - R_{k-1}) P_k` over the distinct scores, largest first. P_k and R_k are precision and recall if the
+prediction is positive for all scores that are at least the k-th. Nothing is interpolated, and equal scores are one
 threshold, as in scikit-learn's `average_precision_score`. Each positive example adds one step of recall, so AP is the
 mean, over the positive examples, of the precision at their own scores; this module computes this mean.
 
-A score of NaN ranks last, like minus infinity: a model must not gain by giving no answer.
+A score of NaN ranks last, like minus infinity: a model must not gain by predicting NaN.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Defines a model: a frozen value of pure functions over named weights.
 
-Two functions prepare batches for models: one pads empty batches, one shifts and scales features.
+Two functions prepare batches: `at_least_one_row` pads empty batches, `shift_and_scale` rescales features.
 """
 
 import collections
@@ -35,7 +35,7 @@ def default_loss(num_classes: int) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model as pure functions; weights are data and live wherever the caller keeps them.
+    """A model as pure functions of weights, which the caller stores.
 
     Attributes:
       name: the model's name in `tff_pdp.experiment.kinds.MODELS`.
@@ -44,9 +44,9 @@ class Model:
       init: `seed -> {name: float32 array}`; the same seed gives the same arrays. Initial weights are public.
       predict: `(weights, x [batch, *input_shape] float32) -> outputs float32`: logits `[batch, num_classes]`, or values
         `[batch]` of a regression.
-      head: names of the last layer's weights, which methods of partial sharing keep personal.
+      head: names of the last layer's weights; with partial sharing each client has a head of its own.
       output_loss: `(outputs, y [batch]) -> loss of each example [batch]`.
-      ranking: metric that judges a model of two classes in place of accuracy; None for accuracy.
+      ranking: metric of a two-class model, in place of accuracy; None for accuracy.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Model:
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
-        """Returns the answers for users, float32: probabilities `[batch, num_classes]`, or a regression's `[batch]`."""
+        """Returns answers for users, float32: probabilities `[batch, num_classes]`, or regression values `[batch]`."""
         return tf.nn.softmax(outputs) if self.num_classes else outputs
 
     def loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -90,7 +90,7 @@ class Model:
         return self.output_metrics(self.predict(weights, x), y)
 
     def output_metrics(self, outputs: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns the same metrics as `example_metrics`, from the outputs."""
+        """Returns the metrics of `example_metrics`, from the model's outputs and labels."""
         if self.num_classes:
             measured = {ACCURACY.example_name: tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
         else:

@@ -1,7 +1,7 @@
 """Builds convolutional networks for small images: `cnn` and `lenet`.
 
-`cnn` has convolutions, pooling after each or the last of them, and dense layers. `lenet` is LeNet, the target network
-of the hypernetwork paper.
+`cnn` has convolutions, with pooling after each or only after the last, and dense layers. `lenet` is LeNet, the target
+network of the hypernetwork paper.
 """
 
 import dataclasses
@@ -35,17 +35,17 @@ def build_cnn(
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
-    """Builds convolutions with ReLU and 2x2 max pooling, dense layers with ReLU if asked for, and a dense layer.
+    """Builds a CNN: convolutions with ReLU and 2x2 max pooling, optional dense layers with ReLU, and a dense layer.
 
     Convolutions have stride 1 and no padding; pooling has stride 2. The input is `(x + input_shift) * input_scale`,
-    with public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform, biases zero,
-    scales one. The last dense layer is the head. A model without classes is a regression of one value, with half the
-    squared error as its loss.
+    with public constants: fitting them to private data would cost budget. Initial kernels are Glorot-uniform, biases
+    zero, scales one. The last dense layer is the head. A model without classes is a regression of one value, with half
+    the squared error as its loss.
 
     With 62 classes the defaults are the EMNIST network of Reddi et al. ("Adaptive Federated Optimization",
     arXiv:2003.00295, ICLR 2021) without its dropout. `hidden_units=0, pool_after="each"` is the ConvNet that Liu ("On
     Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1) trains on MNIST and CIFAR-10;
-    with `kernel_size=5`, too, it is Liu's ConvNet for ADNI.
+    with `kernel_size=5` as well, the network is Liu's ConvNet for ADNI.
 
     Args:
       input_shape: height, width and channels of one example.
@@ -53,13 +53,13 @@ def build_cnn(
       channels: number of channels of each convolution.
       kernel_size: height and width of every kernel.
       hidden_units: number of units of the dense layer before the head, or a list for several; 0 for none.
-      pool_after: convolutions that pooling follows: `each`, or only the `last`.
+      pool_after: whether pooling follows `each` convolution, or only the `last`.
       group_norm_groups: number of groups of a GroupNorm between each convolution and its ReLU; 0 for none.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: the groups do not divide the channels, or the input is too small.
+      ConfigError: the groups do not divide the channels, or the input is not an image, or too small.
     """
     _check(input_shape, channels, kernel_size, pool_after, group_norm_groups)
     hidden_sizes = ([hidden_units] if hidden_units else []) if isinstance(hidden_units, int) else hidden_units
@@ -153,7 +153,7 @@ def build_lenet(
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
-    """Builds convolutions, each with 2x2 max pooling and ReLU, two dense layers with ReLU, and a dense layer.
+    """Builds LeNet: convolutions, each with 2x2 max pooling and ReLU, two dense layers with ReLU, and a dense layer.
 
     The defaults are the target network of Shamsian et al. ("Personalized Federated Learning using Hypernetworks",
     arXiv:2103.04628, ICML 2021): LeNet-5 (LeCun et al., "Gradient-Based Learning Applied to Document Recognition",
@@ -166,10 +166,10 @@ def build_lenet(
       kernel_size: height and width of every kernel.
       hidden_units: number of units of each dense layer before the head.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: the input is too small (16 x 16 is enough for the defaults).
+      ConfigError: the input is not an image, or too small (16 x 16 is enough for the defaults).
     """
     model = build_cnn(
         input_shape,

@@ -2,7 +2,7 @@
 
 | name | model |
 |---|---|
-| `linear`, `mlp` | multinomial logistic regression; with one or more hidden layers |
+| `linear`, `mlp` | multinomial logistic regression: without hidden layers (`linear`), and with hidden layers (`mlp`) |
 | `linear_regression` | linear regression with half the squared error |
 | `linear_svm` | linear support vector machine for two classes |
 | `logistic_regression` | logistic regression for two classes, with cross entropy or focal loss |
@@ -30,18 +30,18 @@ def build_mlp(
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
-    """Builds dense layers with ReLU between them, over the flattened example `(x + input_shift) * input_scale`.
+    """Builds an MLP: dense layers with ReLU between them, over the flattened example `(x + input_shift) * input_scale`.
 
-    Shift and scale are public constants: fitting them to private data would cost budget. Kernels are Glorot-uniform
-    (zero without hidden layers), biases zero. The last layer is the head. A model without classes is a regression of
-    one value, with half the squared error as its loss.
+    Shift and scale are public constants: fitting them to private data would cost budget. Initial kernels are
+    Glorot-uniform (zero without hidden layers), biases zero. The last layer is the head. A model without classes is a
+    regression of one value, with half the squared error as its loss.
 
     Args:
       input_shape: shape of one example.
       num_classes: number of classes; 0 for a regression.
       hidden_units: number of units of each hidden layer.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
     """
     sizes = [int(np.prod(input_shape)), *hidden_units, num_classes or 1]
     depth = len(sizes) - 1
@@ -86,10 +86,10 @@ def build_linear(
       input_shape: shape of one example.
       num_classes: number of classes.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: there are no classes; use `linear_regression` for labels that are numbers.
+      ConfigError: `num_classes` is 0; use `linear_regression` for labels that are numbers.
     """
     if not num_classes:
         raise ConfigError("model.kind 'linear' needs classes, but data.num_classes is 0: use 'linear_regression'")
@@ -101,16 +101,16 @@ def build_linear_regression(
 ) -> Model:
     """Builds linear regression: `u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
-    Labels are float32. Weights start from zero; all of them are the head.
+    Labels are float32. Weights start from zero; all weights belong to the head.
 
     Args:
       input_shape: shape of one example.
-      num_classes: 0.
+      num_classes: must be 0.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: the labels are classes.
+      ConfigError: `num_classes` is not 0.
     """
     if num_classes:
         raise ConfigError(
@@ -138,18 +138,18 @@ def build_linear_svm(
     """Builds a linear SVM: `score = u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
     One kernel serves both classes: the outputs are `[0, score]`, so the sign of the score is the predicted class. The
-    softmax of the outputs is the logistic function of the score; the hinge loss does not train it to be a probability.
-    The loss has no term for the margin's width: weight penalties belong to algorithms. Weights start from zero; all of
-    them are the head.
+    softmax of the outputs is the logistic function of the score; training by the hinge loss does not make this number a
+    probability. The loss has no term for the margin's width: weight penalties belong to algorithms. Weights start from
+    zero; all weights belong to the head.
 
     Args:
       input_shape: shape of one example.
-      num_classes: 2.
+      num_classes: must be 2.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: there are not two classes.
+      ConfigError: `num_classes` is not 2.
     """
     if num_classes != 2:
         raise ConfigError(f"model.kind 'linear_svm' separates 2 classes, but data.num_classes is {num_classes}")
@@ -172,8 +172,8 @@ def focal_loss(gamma: float = 0.0, alpha: float | None = None) -> Callable[[tf.T
     Source: Lin, Goyal, Girshick, He and Dollár, "Focal loss for dense object detection", ICCV 2017, equation 5.
 
     Args:
-      gamma: at least 0; a larger gamma lowers the weight of examples that are classified well.
-      alpha: weight of class 1, between 0 and 1; None for no weights of classes.
+      gamma: focusing parameter, at least 0; a larger gamma lowers the weight of examples that are classified well.
+      alpha: weight of class 1, between 0 and 1; None for unweighted classes.
 
     Returns:
       A function of outputs float32 `[batch, 2]`, whose score is the second output minus the first, and of labels int64
@@ -206,20 +206,20 @@ def build_logistic_regression(
     """Builds logistic regression: `score = u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
     One kernel serves both classes: the outputs are `[0, score]`, whose softmax is the logistic function of the score.
-    After training with focal loss or weights of classes, the softmax still ranks examples, but no longer estimates a
-    probability. Weights start from zero; all of them are the head.
+    After training with focal loss or class weights, the softmax still ranks examples, but no longer estimates a
+    probability. Weights start from zero; all weights belong to the head.
 
     Args:
       input_shape: shape of one example.
-      num_classes: 2.
+      num_classes: must be 2.
       focal_gamma: gamma of the focal loss; a larger gamma lowers the weight of examples that are classified well.
-      focal_alpha: weight of class 1 in the focal loss, a public constant; class 0 has the rest of 1.
+      focal_alpha: weight of class 1 in the focal loss, a public constant; class 0 has `1 - focal_alpha`.
       metric: metric that judges the model, `accuracy` or `average_precision`.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: there are not two classes.
+      ConfigError: `num_classes` is not 2.
     """
     if num_classes != 2:
         raise ConfigError(

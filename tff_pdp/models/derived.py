@@ -21,16 +21,16 @@ def over_fixed_weights(
     fixed: Weights,
     make_weights: Callable[[Weights], Weights] = lambda weights: weights,
 ) -> Model:
-    """Returns a model that predicts with `make_weights({**fixed, **own})`, and whose weights are only `own`.
+    """Returns a model whose only weights are `own`; it predicts with `make_weights({**fixed, **own})`.
 
     `tff_pdp.privacy.mechanisms.per_example` still records layers that use only own weights, so clipping is as fast as
-    without fixed weights. The clipped gradient is the gradient by the own weights.
+    without fixed weights. The clipped gradient is the gradient w.r.t. the own weights.
 
     Args:
-      model: model that predicts.
+      model: model that computes the predictions.
       own: initial values of the returned model's weights, float32.
       fixed: weights that are constants and are not trained.
-      make_weights: `own and fixed weights -> weights of model`; if the result cannot be recorded, clipping is slower.
+      make_weights: `fixed and own weights -> weights of model`; if the result cannot be recorded, clipping is slower.
     """
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
@@ -73,9 +73,9 @@ SHIFT, SCALE = "input/shift", "input/scale"
 
 
 def with_scaled_inputs(model: Model) -> Model:
-    """Returns `model` applied to `(x + shift) * scale`, with shift and scale as further weights, `[*input_shape]`.
+    """Returns `model` applied to `(x + shift) * scale`, with two more weights, shift and scale, of shape `input_shape`.
 
-    The two weights are named `input/shift` and `input/scale`. Do not train the returned model: a gradient would change
+    The new weights are named `input/shift` and `input/scale`. Do not train the returned model: a gradient would change
     the scaling, too.
     """
 

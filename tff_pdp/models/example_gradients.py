@@ -1,20 +1,20 @@
-"""Represents each example's gradient by one weight in the form that is cheapest for its norm and for weighted sums.
+"""Represents examples' gradients w.r.t. one weight in the form that is cheapest for norms and weighted sums.
 
-An example's kernel gradient is a sum of outer products, `sum_t a_t g_t^T` over its T positions, with a layer's inputs a
-and the cotangents g of the layer's output. With one position the gradient's squared norm is `|a|^2 |g|^2` (Goodfellow,
-"Efficient Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more positions there are two ways: the sum
-`sum_{t,u} (a_t . a_u)(g_t . g_u)`, from two Gram matrices (Li et al., "Large Language Models Can Be Strong
-Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or each example's gradient, held in memory, and its
-norm. The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
+An example's gradient w.r.t. a kernel is a sum of outer products, `sum_t a_t g_t^T`, over T positions (such as pixels):
+a_t are the layer's inputs, g_t the cotangents of the layer's output. With one position the gradient's squared norm is
+`|a|^2 |g|^2` (Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more positions
+the squared norm is computed as `sum_{t,u} (a_t . a_u)(g_t . g_u)`, from two Gram matrices (Li et al., "Large Language
+Models Can Be Strong Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or from gradients held in memory.
+The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
 Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
 
-With a `pull`, norms and sums are those of each example's gradient plus the pull.
+A `pull` is added to each example's gradient; norms and sums include the pull.
 
-Norm and weighted sum are computed from the same float32 numbers; in the guarantee, outer products and sums of these
-numbers are exact real numbers. Results are computed in float64, where no product of four float32 numbers overflows or
+Norms and weighted sums are computed from the same float32 numbers; the guarantee takes outer products and sums of these
+numbers as exact real numbers. Results are computed in float64, where no product of four float32 numbers overflows or
 underflows. Only the squares of held gradients, and of the two vectors of a single outer product, are summed in float32,
-with an allowance for rounding. So a norm is never too small, and a sum's error is a bounded multiple of 2**-53 times a
-length that the norm bounds:
+with an allowance for rounding. So a norm is never too small, and a sum's error is a known multiple of 2**-53 times
+magnitudes that the norms bound:
 
 Guarantee: let G_i be the gradient of example i, pull included. For a weight of fewer than 2**27 values and a layer with
   fewer than 2**20 inputs and outputs at one position:
@@ -58,7 +58,7 @@ _LONGEST_FLOAT32_SUM = 1024
 
 
 class ExampleGradients(Protocol):
-    """The gradients of a batch's examples by one weight; the module's docstring has the guarantee."""
+    """The gradients of a batch's examples w.r.t. one weight; the module's docstring has the guarantee."""
 
     @property
     def positions(self) -> int:
@@ -76,9 +76,9 @@ class ExampleGradients(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-    """Gradients held in memory; norm and sum are computed from the same float32 numbers.
+    """Gradients held in memory; norms and sums are computed from the float32 numbers `values`.
 
-    The magnitude M_i is the norm, or 2**-63 times the root of the number of values if that is larger.
+    The magnitude M_i is the norm, or 2**-63 times the root of the number of values if this product is larger.
 
     Attributes:
       values: parts of the gradients, float32 `[batch, ...]`, in order along the weight's first axis.
@@ -119,7 +119,7 @@ class OuterProducts:
 
     @property
     def positions(self) -> int:
-        """T, which is known when the computation is built."""
+        """Number of positions T, known when the computation is built."""
         return 1 if self._has_one_position else int(self.inputs.shape[1])  # type: ignore[arg-type]
 
     def squared_norms(self) -> tf.Tensor:
@@ -159,10 +159,10 @@ class OuterProducts:
 
 @dataclasses.dataclass(frozen=True)
 class Repeated:
-    """The same gradient for every example: a pull on a weight that no loss depends on. The magnitude is the norm.
+    """One gradient G for all examples: the pull on a weight that no loss depends on. The magnitude M_i is |G|.
 
     Attributes:
-      pull: float32 of the weight's shape.
+      pull: G, float32 of the weight's shape.
     """
 
     pull: tf.Tensor
@@ -173,12 +173,12 @@ class Repeated:
         return tf.reduce_sum(_squared_lengths(tf.cast(self.pull, tf.float64)[tf.newaxis]))
 
     def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
-        """Returns `sum_i factors_i G`; without factors this is zero for any pull."""
+        """Returns `sum_i factors_i G`: zero if all factors are zero, even if G is not finite."""
         return tf.math.multiply_no_nan(tf.cast(self.pull, tf.float64), tf.reduce_sum(factors))
 
 
 def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns gradients by a kernel from `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
+    """Returns a kernel's gradients, from `inputs [batch, ..., in]`, `cotangent [batch, ..., out]`, `pull [in, out]`."""
     shape: list[Any] = [inputs.shape[-1], cotangent.shape[-1]]
     if inputs.shape.rank == 2:
         return OuterProducts(inputs, cotangent, shape, pull)
@@ -197,7 +197,7 @@ def conv2d_kernel(
     padding: str,
     pull: tf.Tensor | None = None,
 ) -> ExampleGradients:
-    """Returns gradients by a convolution's kernel.
+    """Returns gradients w.r.t. a convolution's kernel.
 
     Args:
       inputs: inputs of the layer, `[batch, height, width, in]`.
@@ -232,7 +232,7 @@ def conv2d_kernel(
 
 
 def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns gradients by a bias that is added at every position, from `cotangent [batch, ..., out]`, `pull [out]`."""
+    """Returns the gradients of a bias, added at every position, from `cotangent [batch, ..., out]`, `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
     shape: list[Any] = [cotangent.shape[-1]]
@@ -240,7 +240,7 @@ def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradient
 
 
 def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """Sets rows of `values [batch, ...]` whose factor is zero to zeros: infinity or NaN times zero would be NaN."""
+    """Sets rows of `values [batch, ...]` to zeros where the factor is zero: infinity or NaN times zero would be NaN."""
     return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
 
 

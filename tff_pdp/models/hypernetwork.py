@@ -1,4 +1,4 @@
-"""Hypernetworks: networks that make the weights of a target model from a client's descriptor.
+"""Hypernetworks: networks that generate a target model's weights from a client's descriptor, a trained vector.
 
 A client's model is `theta = h(v; phi)`: all clients share the hypernetwork's parameters phi, each has a descriptor v of
 its own (Shamsian et al., "Personalized Federated Learning using Hypernetworks", arXiv:2103.04628, ICML 2021). The
@@ -44,7 +44,7 @@ class Hypernetwork:
     head_scale: float = 0.1
 
     def init(self, target: Weights) -> Weights:
-        """Returns initial parameters, float32, for a target model with these initial weights, of static shapes.
+        """Returns initial parameters, float32, for a target model with the initial weights `target`, of static shapes.
 
         Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015), their biases are
         zero. The biases of heads are the target's initial weights. Kernels of heads have variance
@@ -66,7 +66,7 @@ class Hypernetwork:
         return parameters
 
     def init_descriptor(self) -> tf.Tensor:
-        """Returns the descriptor that every client starts from: float32 `[descriptor_size]`, of mean 0 and variance 1.
+        """Returns the first descriptor of every client: float32 `[descriptor_size]`, drawn with mean 0 and variance 1.
 
         The first descriptor is public. Descriptors move apart as their clients' weights move in different directions.
         """
@@ -82,7 +82,7 @@ class Hypernetwork:
             return bool(tf.reduce_any(features != 0.0))
 
     def generate(self, parameters: Weights, descriptor: tf.Tensor) -> Weights:
-        """Returns `h(descriptor; parameters)`: weights by name, in the order and shapes of the target's own."""
+        """Returns `h(descriptor; parameters)`: weights by name, in the order and shapes of the target's weights."""
         features = self._features(parameters, descriptor)
         return collections.OrderedDict(
             (name, tf.tensordot(features, parameters[f"head/{name}/kernel"], 1) + parameters[f"head/{name}/bias"])
@@ -90,15 +90,15 @@ class Hypernetwork:
         )
 
     def pull_back(self, parameters: Weights, descriptor: tf.Tensor, cotangent: Weights) -> tuple[Weights, tf.Tensor]:
-        """Returns `J_phi^T d` and `J_v^T d`, with the Jacobians of `generate` by parameters and by descriptor.
+        """Returns `J_phi^T d` and `J_v^T d`, with the Jacobians of `generate` w.r.t. parameters and descriptor.
 
-        If d is the gradient of a loss by the generated weights, the results are the loss's gradients by phi and v. If d
-        is a step of the weights, the results are the matching steps of phi and v.
+        If d is the gradient of a loss w.r.t. the generated weights, the results are the loss's gradients w.r.t. phi and
+        v. If d is a step of the weights, the results are the matching steps of phi and v.
 
         Args:
           parameters: phi, by name.
           descriptor: v, `[descriptor_size]`.
-          cotangent: d, with names and shapes as in `generate`.
+          cotangent: d, with the names and shapes of the generated weights.
 
         Returns:
           Tensors by name, in the order and shapes of the parameters, and a tensor `[descriptor_size]`.

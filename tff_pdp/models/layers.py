@@ -1,8 +1,8 @@
 """Defines layers over named weights for a model's `predict`, and draws their initial kernels.
 
 With a plain mapping of weights a layer only computes. With `RecordingWeights` it also records a `Use`, from which
-`tff_pdp.privacy.mechanisms.per_example` computes each example's gradient by the layer's weights, given the cotangent of
-the layer's output. Axis 0 of a layer's inputs and output is the axis of examples.
+`tff_pdp.privacy.mechanisms.per_example` computes each example's gradient w.r.t. the layer's weights, given the
+cotangent of the layer's output. Axis 0 of a layer's inputs and output is the axis of examples.
 
 Initial kernels are drawn from a NumPy generator: the same seed gives the same arrays.
 """
@@ -51,7 +51,7 @@ class Layer:
     Attributes:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
       example_gradients: `(inputs, cotangent of output, *weights, pulls) -> ExampleGradients` for each of the layer's
-        weights, pulls included. By default there are no pulls.
+        weights. `pulls`, one per weight, are added to the gradients; by default none.
     """
 
     apply: Callable[..., tf.Tensor]

@@ -24,30 +24,30 @@ def build_resnet20(
     input_shift: Finite = 0.0,
     input_scale: Finite = 1.0,
 ) -> Model:
-    """Builds a 3x3 convolution, stages of basic residual blocks, the mean over all positions, and a dense layer.
+    """Builds a ResNet: a 3x3 convolution, stages of basic residual blocks, a mean over positions, and a dense layer.
 
     The defaults are ResNet-20 for CIFAR-10 (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016,
-    section 4.2), with GroupNorm (Wu & He, "Group Normalization", ECCV 2018) in place of batch norm, whose statistics of
-    all examples would bypass clip and noise. Each stage after the first halves height and width; its first shortcut
-    takes every second pixel and adds channels of zeros (option A), so shortcuts have no weights. Unlike the original,
-    convolutions have a bias, as everywhere in this package: a quarter of a percent of the weights. GroupNorm does not
-    cancel the bias, since the channels of a group share one mean. The dense layer is the head.
+    section 4.2), with GroupNorm (Wu & He, "Group Normalization", ECCV 2018) in place of batch norm, whose statistics
+    over all examples would bypass clip and noise. Each stage after the first halves height and width; its first
+    shortcut takes every second pixel and adds channels of zeros (option A), so shortcuts have no weights. Unlike in the
+    original, convolutions have biases, as everywhere in this package; 0.25 % of the weights are biases. GroupNorm does
+    not cancel the bias, since the channels of a group share one mean. The dense layer is the head.
 
     The input is `(x + input_shift) * input_scale`, with public constants: fitting them to private data would cost
-    budget. Kernels are He-normal, biases zero, scales one. A model without classes is a regression of one value, with
-    half the squared error as its loss. Weights are in the order from input to output.
+    budget. Initial kernels are He-normal, biases zero, scales one. A model without classes is a regression of one
+    value, with half the squared error as its loss. Weights are in the order from input to output.
 
     Args:
       input_shape: height, width and channels of one example.
       num_classes: number of classes; 0 for a regression.
-      blocks_per_stage: residual blocks per stage, each of two convolutions; 5, 7 and 9 make ResNet-32, -44 and -56.
+      blocks_per_stage: number of residual blocks per stage, of two convolutions each; 5, 7, 9 make ResNet-32, -44, -56.
       channels: number of channels of each stage.
       group_norm_groups: number of groups of every GroupNorm.
       input_shift: public constant, added to the features.
-      input_scale: public constant, multiplies the shifted features.
+      input_scale: public constant, factor of the shifted features.
 
     Raises:
-      ConfigError: channels decrease, the groups do not divide the channels, or the input is too small.
+      ConfigError: channels decrease, the groups do not divide the channels, or the input is not an image, or too small.
     """
     _check(input_shape, channels, group_norm_groups)
     blocks = _blocks(blocks_per_stage, channels)

@@ -40,9 +40,9 @@ class Exported:
 
     Attributes:
       versions: folder of each new version, by model name: one for all clients, or one for each client.
-      layout: layout of the export; if `tff_pdp.experiment.config.Export` has `auto`, the layout that was chosen.
-      size: approximate size of one of the versions, as in its manifest.
-      sizes: approximate number of bytes that the weights take in each possible layout, by layout.
+      layout: layout of the export; where `tff_pdp.experiment.config.Export.layout` is `auto`, the chosen layout.
+      size: approximate size of one version, as in the version's manifest.
+      sizes: approximate number of bytes of all weights, by possible layout.
     """
 
     versions: Mapping[str, Path]
@@ -52,12 +52,12 @@ class Exported:
 
     @property
     def version(self) -> Path:
-        """Returns the folder of the only new version; raises ValueError if there is one for each client."""
+        """Returns the folder of the only new version; raises ValueError if each client has a version of its own."""
         (version,) = self.versions.values()
         return version
 
     def layout_text(self) -> str:
-        """Returns a text for people: the layout, and the size of the weights in each possible layout."""
+        """Describes in one line the layout, and the size of all weights in each possible layout."""
         by_size = sorted(self.sizes, key=self.sizes.__getitem__)
         sizes = ", ".join(f"{name} {plain(self.sizes[name] / 1e6)} MB" for name in by_size)
         return f"{self.layout} (weights take about: {sizes})"
@@ -68,12 +68,12 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
 
     Args:
       config: the experiment.
-      drop_added: whether the new version may lose clients, and fits of clients, that `personalize` has added.
+      drop_added: whether the new version may leave out clients, and fits of clients, that `personalize` has added.
 
     Raises:
       ConfigError: the method has not been trained, or the layout is not possible for it.
       ServingError: added clients would be lost, the key that hashes clients' ids is missing or wrong, or the export
-        failed its checks. Nothing was published then.
+        failed its checks; nothing was published.
       DataError: another process writes to the run's folder, or a file in this folder is damaged.
     """
     # The fresh process is first: it imports TensorFlow while this process loads and checks.

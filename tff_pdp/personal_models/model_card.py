@@ -1,4 +1,4 @@
-"""Records how an export was made, and checks whether a configuration still fits the export."""
+"""Records in the model card how an export was made, and checks if a configuration still fits the export."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -24,14 +24,14 @@ _CLIENT_IDS = {
 
 
 def ids_and_settings(config: ExperimentConfig, exported_id: Callable[[str], str]) -> dict[str, Any]:
-    """Returns the entries for a new model card that `check_settings` and `served_ids` will read."""
+    """Returns the model card's entries that `check_settings` and `served_ids` read: kind of ids, and settings."""
     kind = config.export.client_ids
     key = {"client_id_key": exported_id.fingerprint} if isinstance(exported_id, ClientIdHash) else {}
     return {"client_ids": _CLIENT_IDS[kind], "client_id_kind": kind, **key, "settings": _settings(config)}
 
 
 def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> None:
-    """Checks that a version was made with the same settings of model and method as in the configuration.
+    """Checks that a version was made with the configuration's settings of model and method.
 
     Raises:
       ConfigError: the version was made by another method, or a setting of the model or the method differs.
@@ -47,13 +47,13 @@ def check_settings(config: ExperimentConfig, version: Path, card: Mapping[str, A
     for key in sorted({*then, *now}):
         if key not in then or key not in now or then[key] != now[key]:
             raise ConfigError(
-                f"{key} is {_value(now, key)}, but {version} was made with {_value(then, key)}: all its clients would "
-                "be answered differently. Restore the setting, or train and export again"
+                f"{key} is {_value(now, key)}, but {version} was made with {_value(then, key)}: predictions for "
+                "all its clients would change. Restore the setting, or train and export again"
             )
 
 
 def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any]) -> Callable[[str], str]:
-    """Returns a function that gives, for a client's id, the client's id in an existing version.
+    """Returns a function from a client's id in the data set to the client's id in an existing version.
 
     Raises:
       ConfigError: the configuration asks for hashed ids and the version has plain ids, or the reverse.
@@ -73,7 +73,7 @@ def served_ids(config: ExperimentConfig, version: Path, card: Mapping[str, Any])
 
 
 def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
-    """Returns a function that gives, for a client's id, its id in exports. Before the first export, makes the key.
+    """Returns a function from a client's id in the data set to the id in exports; makes the key if there is none.
 
     Raises:
       ServingError: the key that hashes ids is missing or damaged, or an existing export was made with another key.
@@ -84,8 +84,8 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
     if exports and not config.client_id_key.exists():
         version, _ = exports[0]
         raise ServingError(
-            f"{config.client_id_key} is missing, and the ids in {version} are hashes under this key: restore it. A new "
-            f"key would give all clients other ids; to begin anew, move {config.export_folder.parent} away"
+            f"{config.client_id_key} is missing: restore this key, which hashed the ids in {version}. A new key "
+            f"would change the ids of all clients; to begin anew, move {config.export_folder.parent} away"
         )
     hashed = ClientIdHash.load_or_create(config.client_id_key)
     for version, card in exports:
@@ -94,7 +94,7 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
 
 
 def check_leaves_out_nobody(base_path: Path) -> None:
-    """Checks that no client of the newest version was fitted after training: a new export would lose these fits.
+    """Checks that no client of the newest version was fitted after training, as a new export would lose the fit.
 
     Raises:
       ServingError: clients were fitted after training, or the version's model card cannot be read.
@@ -103,9 +103,9 @@ def check_leaves_out_nobody(base_path: Path) -> None:
     card = layout.read_document(version, layout.MODEL_CARD_FILE) if version else {}
     if fits := card.get("clients_fitted_after_training", 0):
         raise ServingError(
-            f"{version} holds what `tff-pdp personalize` has fitted: {card['clients_not_in_training']} clients that "
-            f"were not in training, {fits} fits in all. An export of the trained method lacks these clients and fits. "
-            "Give --drop-added if you want this; silos pay again to be added again"
+            f"{version} has results of `tff-pdp personalize`: {card['clients_not_in_training']} clients that were not "
+            f"in training, {fits} fits in all. An export of the trained method lacks these clients and fits. To "
+            "export nevertheless, give --drop-added; silos that are added again are charged again"
         )
 
 

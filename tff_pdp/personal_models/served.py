@@ -1,7 +1,7 @@
-"""Brings clients' personal models into the form in which they are served: shared weights once, others as rows.
+"""Converts clients' personal models to the form that is served: shared weights once, all other weights in rows.
 
 To find the shared weights and the clients with equal models, the weights that `personalise` returns are compared, some
-clients at a time. If an algorithm makes models from small states, an export may have these states in place of weights.
+clients at a time. If an algorithm makes models from small states, an export may store the states instead of weights.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, m
 
 
 class PersonalRows:
-    """Holds the named arrays of a global model and of all clients, without copies of equal ones.
+    """The named arrays of a global model and of all clients, stored without duplicate rows.
 
     An array with the same bits in all models is shared. The other arrays are stacked in rows. Row 0 belongs to the
-    global model; clients whose arrays all have the same bits own the same row.
+    global model; clients whose arrays all have the same bits share a row.
 
     Attributes:
       shared: arrays that are the same in all models, by name.
-      rows: int32 `[clients]`, the row of each client.
-      num_rows: number of rows, the global model's included.
+      rows: int32 `[clients]`, the number of each client's row.
+      num_rows: number of rows, including the global model's row.
     """
 
     def __init__(self, global_arrays: Arrays, num_clients: int, clients: Iterable[Arrays]):
-        """Reads the arrays of one client after another, and keeps only those that differ from earlier ones.
+        """Reads the arrays of one client after another, and adds a row unless an earlier row has equal arrays.
 
         Args:
           global_arrays: arrays of the global model, by name.
@@ -68,7 +68,7 @@ class PersonalRows:
         return {name: buffer[: self.num_rows] for name, buffer in sorted(self._buffers.items())}
 
     def separate(self) -> None:
-        """Gives every client a row of its own, in the order of clients; does nothing if all arrays are shared."""
+        """Copies rows so that each client has a row of its own, in the order of clients; no effect without rows."""
         if not self._buffers:
             return
         # Backwards, in place: a client's row is never behind its new one, since rows are numbered as clients come.
@@ -96,8 +96,8 @@ def _like(expected: Arrays, name: str, arrays: Arrays) -> np.ndarray:
     array = np.asarray(arrays[name], order="C")
     if (array.shape, array.dtype) != (expected[name].shape, expected[name].dtype):
         raise ValueError(
-            f"{name!r} is {array.dtype} {array.shape} of one client, and {expected[name].dtype} "
-            f"{expected[name].shape} of the global model"
+            f"{name!r} is {array.dtype} {array.shape} for one client, but {expected[name].dtype} "
+            f"{expected[name].shape} for the global model"
         )
     return array
 
@@ -120,10 +120,10 @@ class ServedModels:
 
     Attributes:
       models: models of all clients.
-      layout: layout of the export; if `tff_pdp.experiment.config.Export` has `auto`, the layout that was chosen.
-      sizes: approximate number of bytes that the weights take in each possible layout, by layout.
+      layout: layout of the export; where `tff_pdp.experiment.config.Export.layout` is `auto`, the chosen layout.
+      sizes: approximate number of bytes of all weights, by possible layout.
       references: weights of the global model (id "") and of some clients, by id, as the algorithm itself computes them;
-        the export must answer as the model does with these weights.
+        the export's answers are compared with the model's answers for these weights.
     """
 
     models: PersonalModels
@@ -133,13 +133,13 @@ class ServedModels:
 
 
 def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
-    """Returns trained clients' models in served form. Needs an engine; has the result and some clients in memory.
+    """Converts trained clients' models to the form that is served; runs in an engine, some clients at a time.
 
     Args:
       trained: the clients.
-      layout: layout, as in `tff_pdp.experiment.config.Export`. `auto` chooses the smallest layout with one export for
-        all clients; `clusters` is considered only if it at least halves the number of rows. If that export would exceed
-        `MAX_BYTES_OF_ONE_EXPORT` and there are at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients, each client gets its own.
+      layout: as in `tff_pdp.experiment.config.Export`. `auto` chooses the smallest layout with one export for
+        all clients; `clusters` is considered only if it at least halves the number of rows. If this export exceeds
+        `MAX_BYTES_OF_ONE_EXPORT` and there are at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients, each gets an export.
 
     Raises:
       ConfigError: the layout is not possible for this algorithm.
@@ -177,7 +177,7 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
 
 
 def from_states(trained: TrainedClients) -> PersonalModels:
-    """Returns models that are made from states: the server's broadcast is shared, and clients' states are the rows.
+    """Returns models that are made from small states: the broadcast is shared, and clients' states are the rows.
 
     Row 0, for the global model, is the state of a client that has not taken part yet.
     """
@@ -211,7 +211,7 @@ def weights_from_states(
 ) -> Callable[[Weights, Weights], Weights]:
     """Returns the function `PersonalModels.make_weights` for the models of `from_states`.
 
-    The broadcast and the states have the forms of `message` and `state`; with `is_scaled`, also scalings of inputs.
+    `message` and `state` show the structure of broadcast and client state; `is_scaled`: clients have input scalings.
     """
     scaling_names = (SHIFT, SCALE) if is_scaled else ()
 

@@ -1,4 +1,4 @@
-"""Gives access to a trained method's clients: to their states, some clients at a time, and to each client's weights."""
+"""Reads the states and weights of a trained method's clients, some clients at a time."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,15 +25,15 @@ class TrainedClients:
     """The clients of a trained method, with everything that their models are computed from.
 
     Attributes:
-      model: trained model.
+      model: the model that was trained, without a scaling of inputs.
       algorithm: algorithm that trained the model.
       server_state: the server's state in the algorithm.
       client_ids: ids that the clients have in the export.
-      ready_states: function from numbers of clients to their states, in the same order, after `adapt` if there is one.
+      ready_states: function from positions in `client_ids` to the states in this order, after `adapt` if there is one.
       personalise: function from clients' states to the weights of each of these clients' models.
-      global_weights: weights of the model for unknown clients; None if this is the mean of the clients' models, or the
-        initial model where that mean would reveal a client's model.
-      scalings: each client's `input/shift` and `input/scale`; empty if inputs are not scaled.
+      global_weights: weights of the model for unknown clients; None if that model is the mean of the clients' models
+        or, where the mean would reveal a client's model, the initial model.
+      scalings: arrays `input/shift` and `input/scale` of each client; empty if inputs are not scaled.
       model_seed: seed of the initial model.
     """
 
@@ -49,40 +49,40 @@ class TrainedClients:
 
     @property
     def served_model(self) -> Model:
-        """Returns the model that is served: it takes raw examples, and scales them itself if inputs are scaled."""
+        """Returns the model that is served, which takes raw examples and does the scaling of inputs, if any."""
         return with_scaled_inputs(self.model) if self.scalings else self.model
 
     def parts(self) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-        """Yields numbers and states of clients, some clients at a time, so that their models have a bounded size."""
+        """Yields positions and states of clients, some clients at a time, so that their models fit into memory."""
         for numbers in places_in_parts(len(self.client_ids), self.clients_in_memory(_CLIENTS_AT_A_TIME)):
             yield numbers, self.ready_states(numbers)
 
     def clients_in_memory(self, at_most: int) -> int:
-        """Returns how many clients' models may be in memory at a time: at most `at_most`, and at least one."""
+        """Returns the number of clients' models that may be in memory at a time: from 1 to `at_most`."""
         return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
 
     def weights(self) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the weights with which each client is served; copy or drop the arrays before you take the next."""
+        """Yields the weights of each client's served model; copy or drop the arrays before asking for the next."""
         for numbers, states in self.parts():
             for number, weights in zip(numbers, self.personalise(states), strict=True):
                 yield {**self.scaling(number), **as_arrays(weights)}
 
     def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
-        """Returns what `weights` yields, all in memory, by client id."""
+        """Returns the weights that `weights` yields, for all clients at once, by client id."""
         return {
             client_id: {name: np.array(array) for name, array in weights.items()}
             for client_id, weights in zip(self.client_ids, self.weights(), strict=True)
         }
 
     def scaling(self, number: int) -> Arrays:
-        """Returns the shift and scale of a client's inputs, by their names as weights; empty without scaling."""
+        """Returns `input/shift` and `input/scale` of the client at position `number`; empty without scaling."""
         return self.scalings[number] if self.scalings else {}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
         """Returns the weights for unknown clients, with the mean of the clients' scalings.
 
-        With `is_divided`, each client gets a file of its own, which has these weights, too. A mean of the clients'
-        weights is then not used: from the mean of two clients, each could compute the other's weights.
+        With `is_divided`, each client gets a file of its own, in which the weights for unknown clients are, too. The
+        mean of clients' weights is then not used: each of two clients could compute the other's weights from the mean.
         """
         if self.global_weights is None:
             return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
@@ -92,7 +92,7 @@ class TrainedClients:
 def trained_clients(
     method: Method, state: Any, model_seed: int = 0, exported_id: Callable[[str], str] = str
 ) -> TrainedClients:
-    """Returns a method's clients in the order of their ids in the export: their original order would reveal who is who.
+    """Returns a method's clients, sorted by id in the export: the data set's order would reveal who is who.
 
     `state` is the state after the last round, `model_seed` the seed of the initial weights; `exported_id` is a function
     from a client's id to its id in the export.
@@ -115,7 +115,7 @@ def trained_clients(
 
 
 def global_model_of(method: Method, *, is_divided: bool = False) -> str:
-    """Returns which model is for unknown clients: `SHARED` or, if the method has no global model, `INITIAL` or `MEAN`.
+    """Returns the kind of model for unknown clients: `SHARED` or, without a global model, `INITIAL` or `MEAN`.
 
     `is_divided` says whether each client gets a file of its own.
 
@@ -140,7 +140,7 @@ def _global_weights(method: Method, state: Any, model_seed: int) -> Arrays | Non
 def mean_arrays(clients: Iterable[Arrays]) -> dict[str, np.ndarray]:
     """Returns the mean of each named array over the clients; without clients, no arrays.
 
-    If a float32 array is the same for all clients, its mean is bit-identical to it.
+    If all clients have the same float32 array, the mean is bit-identical to that array.
     """
     sums: dict[str, np.ndarray] = {}
     dtypes: dict[str, np.dtype] = {}

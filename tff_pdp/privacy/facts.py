@@ -1,6 +1,6 @@
-"""Gives the facts of privacy statements: the methods' claims, what each silo or all users paid, how sums are noised.
+"""Defines the facts of privacy statements: methods' claims, privacy costs of silos or users, and the noise on sums.
 
-Facts are typed and frozen, as settings are; `reports/statement.py` makes sentences of them. A silo's unit is one record
+Facts are typed and frozen, as settings are; `reports/statement.py` turns facts into sentences. Silos protect a record
 or, where records are rows of a contact graph, a person or a pair.
 """
 
@@ -25,7 +25,7 @@ _EXAMPLES = "an example's gradient is taken not to depend, to the last bit, on t
 
 
 def generator_condition(generator: Generator) -> str:
-    """Returns the condition that a generator's bits add to a guarantee; empty for a cryptographic generator."""
+    """Returns the condition that a random generator adds to a guarantee; empty for a cryptographic generator."""
     return _PHILOX if generator == "philox" else ""
 
 
@@ -35,7 +35,7 @@ def condition_of_examples(generator: Generator) -> str:
 
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
-    """Returns claim and reason for a run, given its own, together with other runs whose generators are not recorded."""
+    """Returns the joint claim and reason of one run and other runs on record whose generators are unknown."""
     if claim not in GUARANTEES or _PHILOX in reason:
         return claim, reason
     others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
@@ -47,13 +47,13 @@ class UserCosts(Settings):
 
     Attributes:
       epsilon_target: the budget; infinite without privacy.
-      epsilon_spent: the smaller bound below; infinite where the claim is `none`, zero where nothing is released.
+      epsilon_spent: the smaller of `epsilon_rdp` and `epsilon_pld`; infinite for the claim `none`, 0 without release.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
-      noise_multiplier: z of one round's whole release, or of each node of a tree; zero where nothing is released.
-      num_noised: number of values of a user's release that the noise changes; zero where nothing is released.
-      noise_to_signal: expected norm of the noise on a round's mean, for trees on one node's, divided by the clip norm.
+      noise_multiplier: z, noise multiplier of one round's whole release or of each node of a tree; 0 without a release.
+      num_noised: number of values of a user's release to which noise is added; 0 without a release.
+      noise_to_signal: expected norm of the noise on the mean of a round (trees: of a node), divided by the clip norm.
     """
 
     epsilon_target: float
@@ -67,7 +67,7 @@ class UserCosts(Settings):
 
     @property
     def is_bare(self) -> bool:
-        """Whether something was released without noise, so that no epsilon holds."""
+        """Whether any release had no noise, so that no epsilon holds."""
         return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 
@@ -95,11 +95,11 @@ class SiloCosts(Settings):
     """The privacy cost to one silo, and the parameters of its mechanism.
 
     Attributes:
-      id: the silo's name; empty where a statement is to name no silo.
-      num_train: number of training examples, public or noised.
+      id: the silo's name; empty if the statement must not name silos.
+      num_train: number of training examples: a public number, or a number released with noise.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
-      epsilon_spent: epsilon of one method's training (the largest over the compared methods): the smaller bound below,
-        or the budget where the number of training examples was noised; infinite where the claim is `none`.
+      epsilon_spent: epsilon of one method's training, the largest over the compared methods: the smaller of
+        `epsilon_rdp` and `epsilon_pld`, or the budget if `num_train` was noised; infinite if the claim is `none`.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
@@ -125,22 +125,22 @@ class SiloCosts(Settings):
 
 
 class UserSums(Settings):
-    """How users' releases are drawn, clipped, summed and noised: the same for all methods of an experiment.
+    """The sampling, clipping, summation and noise of users' releases, equal for all methods of an experiment.
 
     Attributes:
       rounds: planned number of rounds.
-      num_users: N, for which the sampling rate was set.
-      is_constant: whether N is a public constant; otherwise it is the number of users in the data, taken for public.
+      num_users: N, the size of the population, for which the sampling rate was set.
+      is_constant: whether N is a public constant; otherwise N is the number of users in the data, treated as public.
       sampling_rate: q, the probability that a user is in a round's cohort; for trees, the share of users in a cohort.
       expected_cohort: the constant that means are divided by.
       clip_norm: C, L2 bound on all that one user releases in a round; the first bound where the clip norm adapts.
-      noise_multiplier: z as in `UserCosts`, for a method that releases something.
+      noise_multiplier: z as in `UserCosts`, for methods with releases.
       quantile: quantile of the norms that the clip norm follows; None where the clip norm is fixed.
       count_stddev: standard deviation of the noise on the number of norms below a clip norm that adapts.
       sum_noise_multiplier: noise multiplier of the sum alone, where the clip norm adapts.
-      rounds_per_tree: number of rounds after which a tree starts anew; None where every round has noise of its own.
+      rounds_per_tree: number of rounds after which a new tree starts; None where every round has separate noise.
       weight_cap: number of examples from which on a user has weight 1; None where all users have the same weight.
-      own_support: titles of methods whose users add shares of the noise, only where a user's own update is not zero.
+      own_support: titles of methods whose users add noise themselves, only to nonzero values of a user's own update.
     """
 
     rounds: int
@@ -169,10 +169,10 @@ class RunsOnRecord(Settings):
     Attributes:
       epsilon: largest epsilon over scopes, from the ledgers; None without a ledger.
       delta: delta of `epsilon`.
-      runs: number of runs, replaced ones included; None without a ledger.
-      why_no_bound: reason why no epsilon holds for all runs, as a clause; empty where one holds.
-      elsewhere: number of these runs that are in other folders.
-      taken_for_granted: assumptions about runs that may or may not be on the same records, a sentence each.
+      runs: number of runs, replaced runs included; None without a ledger.
+      why_no_bound: reason why no epsilon holds for all runs, as a clause; empty if `epsilon` holds.
+      elsewhere: number of runs that are stored in other folders.
+      taken_for_granted: assumptions about runs that may or may not be on the same records, one sentence each.
     """
 
     epsilon: float | None = None
@@ -188,8 +188,8 @@ class SearchFacts(Settings):
 
     Attributes:
       method: title of the method.
-      searched: names of its hyper-parameters.
-      candidates: number of combinations of their values.
+      searched: names of the searched hyper-parameters.
+      candidates: number of candidate combinations of hyper-parameter values.
       runs: distribution of the number of runs: a name, or the shape of a truncated negative binomial distribution.
       mean_runs: mean number of runs; None where every candidate was tried once.
     """
@@ -205,12 +205,12 @@ class TuningFacts(Settings):
     """The choices that were made by looking at results.
 
     Attributes:
-      methods_compared: number of methods with results; if the statement has more methods, their number counts instead.
+      methods_compared: number of methods with results; a larger number of methods in the statement takes precedence.
       tuned: names of the settings that were chosen by looking at results.
       configurations_tried: number of configurations whose results were looked at, the chosen one included.
       search: the private search, if there was one.
-      charged_epsilon: epsilon of the silo that spent most, or of every user, had every configuration been charged as a
-        release; None where that says nothing.
+      charged_epsilon: epsilon that the silo with the largest spending, or every user, would have spent if every tried
+        configuration were charged as a release; None if no such epsilon applies.
       charged_delta: delta of `charged_epsilon`.
     """
 
@@ -223,7 +223,7 @@ class TuningFacts(Settings):
 
 
 class StatementFacts(Settings):
-    """The facts of a statement that silos and users have in common.
+    """The facts that statements about silos and statements about users have in common.
 
     Attributes:
       methods: the compared methods, at least one.
@@ -241,7 +241,7 @@ class StatementFacts(Settings):
 
     @property
     def covered(self) -> tuple[MethodFacts, ...]:
-        """The methods that the claim is about: the exported methods, or all where none was exported."""
+        """The methods that the claim is about: the exported methods, or all methods if none was exported."""
         return tuple(method for method in self.methods if method.exported) or self.methods
 
     @property
@@ -257,8 +257,8 @@ class SiloFacts(StatementFacts, tag="silos"):
       silos: costs of every silo, for one method; at least one silo.
       clip_norm: L2 norm to which each record's gradient is clipped, over all weights jointly.
       steps: number of noisy gradient computations of one method in one silo, the largest over the methods.
-      sampler: how batches are drawn, as the accounting takes it: `poisson`, `full` or `paper_shuffled`.
-      row_influence: the protected unit and the number of records that have it; None where each record is a unit.
+      sampler: sampling of batches, as the accounting treats it: `poisson`, `full` or `paper_shuffled`.
+      row_influence: protected unit of a graph and number of records it changes; None where each record is a unit.
       other_releases: releases in the ledgers besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
     """
@@ -285,7 +285,7 @@ class SiloFacts(StatementFacts, tag="silos"):
 
     @property
     def largest_delta(self) -> float:
-        """The largest delta of one method."""
+        """The largest delta over silos, for one method."""
         return max(silo.delta for silo in self.silos)
 
     @property
@@ -326,7 +326,7 @@ class UserFacts(StatementFacts, tag="users"):
     """The facts of users, each protected as a whole; every method has `user_costs`.
 
     Attributes:
-      sums: how users' releases are summed and noised.
+      sums: sampling, clipping, summation and noise of users' releases.
     """
 
     are_users = True
@@ -361,17 +361,17 @@ class UserFacts(StatementFacts, tag="users"):
 
     @property
     def largest_delta(self) -> float:
-        """The largest delta of one method."""
+        """The largest delta over methods."""
         return max(own.delta for own in self.costs.values())
 
     @property
     def epsilon_of_two(self) -> float:
-        """The epsilon of two users together."""
+        """The epsilon for a group of two users."""
         return 2 * self.most_spent
 
     @property
     def delta_of_two(self) -> float:
-        """The delta of two users together."""
+        """The delta for a group of two users."""
         # Beyond an epsilon of 100, delta is far above 1 anyway, and the exponential overflows.
         return (1 + math.exp(min(self.most_spent, 100.0))) * self.worst.delta
 

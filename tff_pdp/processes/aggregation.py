@@ -1,4 +1,4 @@
-"""Combines clients' releases at the server: the means, sums and rows of an algorithm, or noised sums over users."""
+"""Aggregates clients' releases at the server: means, sums or rows (one row per client), or noised sums over users."""
 
 import collections
 import dataclasses
@@ -27,7 +27,7 @@ class Aggregation:
     Attributes:
       initialize: `( -> state@SERVER)`.
       next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`; aggregates
-        have the names of the released and public values and, except for rows, their shapes.
+        have the names of the released and public values and, except for rows, the shapes of these values.
     """
 
     initialize: _tff.Computation
@@ -35,7 +35,7 @@ class Aggregation:
 
     @property
     def aggregates_type(self) -> Any:
-        """TFF type of the aggregates."""
+        """The TFF type of the aggregates."""
         result: Any = self.next.type_signature.result
         return result[1].member
 
@@ -45,7 +45,7 @@ def build_plain_aggregation(
 ) -> Aggregation:
     """Builds the mean, sum or rows of each released value, as the algorithm declares, and means of public scalars.
 
-    Released values are already private when they arrive; the server only averages, sums or collects them.
+    Clients have already made the released values private; the server only averages, sums or collects the values.
     """
     kinds = {"mean": _tff.UnweightedMeanFactory, "sum": _tff.SumFactory}
     aggregators = {
@@ -123,18 +123,17 @@ def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Compu
 def build_user_aggregation(
     algorithm: Algorithm, released_type: Any, params_type: Any, user_sum: UserSum, *, is_weighted: bool = False
 ) -> Aggregation:
-    """Builds means of users' releases: a noised sum of tensorflow-privacy, divided by a constant.
+    """Builds noised means of users' releases: a noised sum of tensorflow-privacy, divided by a constant.
 
-    All releases of a user are one record, clipped jointly. A user's weight, at most one, multiplies the clipped record.
-
-    One computation serves every clip norm and noise multiplier: `UserPlan.start` enters both into the state. Until then
-    both are NaN, and so is every result.
+    All releases of a user in a round are one record, clipped jointly. The clipped record is multiplied by the user's
+    weight, which is at most one. Clip norm and noise multiplier are part of the state, so that one computation serves
+    all their values: `UserPlan.start` sets both. Before that, both are NaN, and so is every result.
 
     Raises:
       ValueError: the algorithm has a sum or rows, or public scalars.
     """
     if set(algorithm.released.values()) != {"mean"} or algorithm.public:
-        raise ValueError(f"{algorithm.name}: noised user sums need releases that are all means, and no public scalars")
+        raise ValueError(f"{algorithm.name}: noised sums need releases that are all means, and no public scalars")
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
@@ -180,7 +179,7 @@ def build_user_aggregation(
 
 
 def at_server(**values: Any) -> Any:
-    """Zips federated values at the server into one value; without values, the result is a constant."""
+    """Zips federated values at the server into one structure by name; without values, the result is a constant."""
     if not values:
         return _tff.federated_value(collections.OrderedDict(), _tff.SERVER)
     return _tff.federated_zip(collections.OrderedDict(values))

@@ -1,6 +1,6 @@
 """Builds a client's computation in a round, for one client and for a stack of clients.
 
-A dry round, without data and without a process, shows which values clients keep, release and own.
+A dry round, without data and without TFF, shows which values clients store or release, and which differ between them.
 """
 
 import collections
@@ -32,8 +32,8 @@ def build_client_work(
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
     Up to rounding, a client's result does not depend on the other clients of the stack: each client draws from its own
-    seed, and padding has no effect. (The stack is as wide as its largest batch, and sums over another width may round
-    differently.)
+    seed, and padding has no effect. (All batches are padded to the size of the stack's largest batch, and sums over
+    another size may be rounded differently.)
 
     Args:
       algorithm: algorithm whose `client_update` is run.
@@ -132,7 +132,7 @@ def _build(
 
 
 def build_public_work(algorithm: Algorithm, *, is_weighted: bool = False) -> Callable[[Any], Any]:
-    """Builds `client params -> public scalars`, float32 by name, from the hyper-parameters alone.
+    """Builds `client params -> public scalars` (float32, by name), which depends on hyper-parameters alone.
 
     With `is_weighted`, a client's scalars are multiplied by `params["weight"]`.
     """
@@ -159,14 +159,14 @@ def plain(state: Any) -> Any:
 
 
 def usable_rows(data: Any, *, axis: int) -> Any:
-    """Returns the data with at least one row, and with zeros in the rows of clients that have no examples.
+    """Returns client data with at least one row, and with zeros in the rows of clients that have no examples.
 
-    Empty places of a batch are filled with one of the client's examples; a client without examples would read padding.
-    Without rows, some operations fail or give wrong results. Nothing is copied if all clients have examples.
+    Without rows, some operations fail or return wrong results. Without zeros, batches of a client that has no examples
+    would be filled with padding, whose values are arbitrary. Nothing is copied if all clients have examples.
 
     Args:
       data: client data of type `client_data_type`, or stacked.
-      axis: axis of the rows; 0, or 1 for stacked clients.
+      axis: axis of the rows: 0 for one client, 1 for stacked clients.
     """
     rows = tf.shape(data["y"])[axis]
     # Not `==`, which compares identities in the graphs TFF builds.
@@ -188,14 +188,14 @@ def usable_rows(data: Any, *, axis: int) -> Any:
 
 
 def initial_weights(model: Model, seed: int = 0) -> Weights:
-    """Returns the model's initial weights, as tensors."""
+    """Returns the model's initial weights as tensors, drawn from `seed`."""
     return collections.OrderedDict((name, tf.constant(array)) for name, array in model.init(seed).items())
 
 
 class Owned(NamedTuple):
-    """Names of the values that differ between clients: leaves of their adapted states, weights of their models.
+    """Names of the values that differ between clients: of `states` after adaptation, and of model `weights`.
 
-    A leaf's name has the keys that lead to the leaf, joined by slashes.
+    A name in a nested state is the path of keys, joined by slashes.
     """
 
     states: tuple[str, ...]
@@ -203,9 +203,9 @@ class Owned(NamedTuple):
 
 
 def what_clients_own(algorithm: Algorithm, model: Model, rounds: int) -> Owned:
-    """Finds the values that clients own: compares two clients with different gradients and selections in a dry round.
+    """Finds the values that differ between clients, by a dry round with different gradients and selections.
 
-    The dry round is the last of `rounds`, because some methods train a shared model first.
+    The dry round is the last of `rounds` rounds, because some methods train a shared model in earlier rounds.
     """
     server = dict(algorithm.init_server(initial_weights(model)))
     if "round" in server:
@@ -225,15 +225,15 @@ def _differing(one: Any, other: Any, name: str = "") -> tuple[str, ...]:
 def dry_round(
     algorithm: Algorithm, message: State, model: Model, client: int | None = None, *, adapted: bool = False
 ) -> ClientResult:
-    """Returns a new client's state and releases after a round without examples.
+    """Computes a dry round: the state and releases of a new client without examples, from constant gradients.
 
     Args:
       algorithm: algorithm of the client.
-      message: broadcast of the server.
+      message: message that the server broadcasts.
       model: model that the client trains.
-      client: number of the candidate that the client selects; each value of its gradients is this number plus one. None
+      client: number of the candidate that the client selects; all entries of gradients are this number plus one. None
         for no selection and gradients of zero.
-      adapted: whether to return the state after `Algorithm.adapt`.
+      adapted: whether to return the state after `Algorithm.adapt`, if the algorithm has this method.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))
     hparams: dict[str, Any] = {
@@ -256,7 +256,7 @@ def dry_round(
 
 
 def num_released(algorithm: Algorithm, model: Model) -> int:
-    """Returns the number of values that a client releases in a round."""
+    """Returns the number of scalars that a client releases in a round."""
     message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
     released = dry_round(algorithm, message, model).released
     return sum(int(tf.size(value)) for value in tf.nest.flatten(dict(released)))

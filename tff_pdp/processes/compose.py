@@ -6,14 +6,14 @@
     init_client : (server_state@SERVER -> client_state@SERVER), the state of a client that has not taken part yet
     next        : (server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS, client_params@CLIENTS)
                   -> (server_state@SERVER, client_states@CLIENTS, metrics@SERVER)
-    next_of_nobody : arguments of `next` -> server_state@SERVER, for a round in which no user was drawn
-    adapt       : arguments of `next` -> ready_states@CLIENTS, the client states after `Algorithm.adapt`; None for
+    next_of_nobody : (arguments as of `next` -> server_state@SERVER), for a round in which no user was sampled
+    adapt       : (arguments as of `next` -> ready_states@CLIENTS), the client states after `Algorithm.adapt`; None for
                   algorithms without `adapt`, whose client states are ready without adaptation
     personalise : (server_state@SERVER, ready_states@CLIENTS) -> weights@CLIENTS
     evaluate    : (server_state@SERVER, ready_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS
 
-All values that differ between clients (mechanism, hyper-parameters, random seed) are scalars in `client_params`, so
-one compiled computation serves silos with different budgets.
+Parameters that differ between clients (of the mechanism, hyper-parameters, random seed) are scalars in
+`client_params`, so that one compiled computation serves silos with different budgets.
 """
 
 import collections
@@ -35,7 +35,7 @@ from tff_pdp.processes.evaluate import build_evaluate
 
 @dataclasses.dataclass(frozen=True)
 class PersonalizedProcess:
-    """The TFF computations of one personalised method; the module's docstring has their signatures."""
+    """The TFF computations of one personalised method; the docstring of the module lists the signatures."""
 
     initialize: _tff.Computation
     init_client: _tff.Computation
@@ -56,7 +56,7 @@ def compose(
     user_sum: UserSum | None = None,
     model_seed: int = 0,
 ) -> PersonalizedProcess:
-    """Builds the computations by which `algorithm` trains `model`; they run unchanged on every engine.
+    """Builds the TFF computations in which `algorithm` trains `model`, for any engine.
 
     Args:
       algorithm: algorithm of clients and server.
@@ -64,13 +64,13 @@ def compose(
       estimator: estimator of clients' gradients.
       selector: private selector among the algorithm's candidates; None without candidates.
       is_weighted: whether means of releases are weighted by clients' weights. The weights must be public or already
-        private, with a mean of one and, for a noised sum, at most one each.
+        private. For plain means, the weights must have a mean of one; for a noised sum, each must be at most one.
       user_sum: noised sum of users' releases, for user-level privacy: all releases of a user are clipped jointly. None
         for the plain means, sums or rows of the algorithm.
       model_seed: seed of the initial weights, which are public.
     """
     if (selector is None) != (algorithm.candidates is None):
-        raise ValueError(f"{algorithm.name}: `selector` must be given if, and only if, the algorithm has `candidates`")
+        raise ValueError(f"{algorithm.name}: pass `selector` if the algorithm has `candidates`, else None")
 
     @_tff.tensorflow_computation
     def init_server():
@@ -186,7 +186,7 @@ def compose(
 def client_data_type(model: Model) -> Any:
     """Returns the TFF type of one client's data: `<x=float32[?, *input_shape], y=int64[?], num_examples=int32>`.
 
-    Labels y are float32 for a regression. Rows of x and y from `num_examples` on are padding.
+    Labels y are float32 for a regression. Rows of x and y from index `num_examples` on are padding.
     """
     return _tff.to_type(
         collections.OrderedDict(
@@ -202,9 +202,9 @@ def client_params_type(
 ) -> Any:
     """Returns the TFF type of one client's parameters in a round.
 
-    Parameters are the mechanism's scalars, hyper-parameters and the round's secret seed. Algorithms with candidates
-    have `selection_epsilon` for the round, 0 for no selection; weighted clients have `weight`. Users that clip their
-    own releases have `clip_norm`; users that add noise have `noise_share`, the standard deviation of their share.
+    Parameters are the mechanism's scalars, hyper-parameters and the round's secret seed. Further parameters are
+    `selection_epsilon` for algorithms with candidates (0 for a round without selection), `weight` for weighted clients,
+    `clip_norm` for users that clip, and `noise_share` (a standard deviation) for users that add noise.
     """
     fields = collections.OrderedDict(
         mechanism=collections.OrderedDict((name, _tff.TensorType(np.float32)) for name in estimator.mechanism),
@@ -233,18 +233,18 @@ def client_params_columns(
     weights: Any = None,
     **user_values: float,
 ) -> Any:
-    """Returns the parameters of all clients: a member of `client_params_type` with a leading axis of clients.
+    """Returns the parameters of all clients: a structure of type `client_params_type`, with a leading axis of clients.
 
     Args:
       algorithm: algorithm that names the hyper-parameters.
       estimator: estimator that names the mechanism's scalars.
-      mechanism: values by name, each a number for all clients, or an array `[clients]`; unknown names are ignored.
-      hparams: values by name, each a number for all clients, or an array `[clients]`; the default where no value is
-        given. Hyper-parameters that are `SET_BY_RUNTIME` need a value.
+      mechanism: values by name, each a number for all clients or an array `[clients]`; unknown names are ignored.
+      hparams: values by name, each a number for all clients or an array `[clients]`. Missing hyper-parameters have
+        their default values; hyper-parameters that are `SET_BY_RUNTIME` must be present.
       seeds: secret seeds, int64 `[clients, 2]`.
-      selection_epsilons: a number for all clients, or an array `[clients]`.
-      weights: weights of clients, `[clients]`; None for no weights.
-      **user_values: `clip_norm` and `noise_share`, for users that have these parameters.
+      selection_epsilons: epsilons of the round's selection, a number for all clients or an array `[clients]`.
+      weights: weights of clients, `[clients]`; None for clients without weights.
+      **user_values: `clip_norm` and `noise_share`, if users have these parameters.
     """
 
     def column(value: Any, dtype: Any) -> np.ndarray:

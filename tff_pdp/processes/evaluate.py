@@ -23,9 +23,9 @@ def build_evaluate(
 ) -> _tff.Computation:
     """Builds `(server_state@SERVER, client_states@CLIENTS, client_data@CLIENTS) -> metrics@CLIENTS`.
 
-    The metrics are `personal` and, if the method has a shared model, `global`. Each has `accuracy` (or `squared_error`)
-    and `loss`, float32, and the metric of the model's ranking, if there is one. Metrics are exact functions of held-out
-    data, hence not private: use them in simulations, or within the silo itself.
+    The metrics have a part `personal` and, if the method has a shared model, a part `global`. Each part has `accuracy`
+    (or `squared_error`) and `loss`, float32, and the model's ranking metric, if any. Metrics are exact functions of
+    held-out data, hence not private: use metrics only in simulations, or within the silo.
     """
     server_type = broadcast.type_signature.parameter
 

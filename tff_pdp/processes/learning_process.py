@@ -1,8 +1,8 @@
 """Builds partial sharing without client state, through `tff.learning`: clients train a new head in every round.
 
 Federated reconstruction (Singhal et al., "Federated Reconstruction: Partially Local Federated Learning", NeurIPS 2021)
-suits populations in which a user seldom takes part twice. The result is a `tff.learning.templates.LearningProcess`, for
-existing training loops. `tff_pdp.processes.compose` composes methods with client state.
+suits populations in which users seldom take part twice. The result is a `tff.learning.templates.LearningProcess`, for
+existing training loops. Methods with client state are in `tff_pdp.processes.compose`.
 """
 
 import collections
@@ -28,35 +28,35 @@ def build_reconstruction(
     plan: UserPlan | None = None,
     seeds: np.ndarray | None = None,
 ) -> _tff.LearningProcess:
-    """Builds federated reconstruction of a model's head around a shared body.
+    """Builds federated reconstruction of a model's head, with a shared body.
 
     In a round a client trains the head from its initial value with the body frozen, then the body for one epoch with
-    that head frozen, and releases the body's movement. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
+    the head frozen, and releases the change of the body. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
     [batch, *input_shape], y: [batch]}`; `client_batches` makes them from arrays.
 
-    Guarantee: with a plan, all results of the process are functions of the noised sums that the plan accounts for:
-      metrics of clients, which carry no noise, are left out.
-    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges the plan's ledger. Seeds are
-      secret, and so is the process, which contains them. Seeds are for one training only: a second training with the
+    Guarantee: with a plan, all results of the process are functions of the noised sums that the plan accounts for;
+      clients' metrics, which have no noise, are left out.
+    Assumes: the caller draws every round's clients by the plan's `cohort`, and charges the plan's ledger. The seeds are
+      secret, and so is the process, which contains the seeds. Each training needs new seeds: a second training with the
       same process, or from an earlier state with other clients, would repeat the noise.
 
     Args:
       model: model whose head is reconstructed.
       learning_rate: clients' learning rate for the body.
       reconstruction_learning_rate: clients' learning rate for the head.
-      reconstruction_epochs: number of a client's epochs for the head.
+      reconstruction_epochs: number of epochs in which a client trains the head.
       server_learning_rate: learning rate of the server.
       plan: plan for user-level privacy; None for the plain mean and TFF's own metrics.
-      seeds: seeds of the noise, int64 `[2, 2]`, such as `tff_pdp.experiment.run_key.RunKey.server_seeds`; only with a
-        plan.
+      seeds: seeds of the noise, int64 `[2, 2]`, such as those of `tff_pdp.experiment.run_key.RunKey.server_seeds`; None
+        without a plan.
 
     Raises:
-      ValueError: there is a plan and no seeds, or users add noise themselves in the plan.
+      ValueError: there is a plan but no seeds, or the plan has users who add noise themselves.
     """
     if plan is not None and plan.noise_on_own_support:
-        raise ValueError("plan: users add noise to their own records, which reconstruction does not support")
+        raise ValueError("plan: users add noise to their own records, but reconstruction needs noise at the server")
     if plan is not None and seeds is None:
-        raise ValueError("seeds: a plan's noise needs secret seeds, such as RunKey.server_seeds")
+        raise ValueError("seeds are missing: a plan's noise needs secret seeds, for example from RunKey.server_seeds")
     sgd = _tff.build_sgdm
     options: dict[str, Any] = {} if plan is None else {"metrics_aggregator": _without_metrics}
     return _tff.build_fed_recon(
@@ -73,7 +73,7 @@ def build_reconstruction(
 
 
 def client_batches(model: Model, x: np.ndarray, y: np.ndarray, batch_size: int) -> tf.data.Dataset:
-    """Batches one client's examples for `build_reconstruction`; `x` is `[n, *input_shape]`, `y` `[n]`."""
+    """Batches one client's examples for `build_reconstruction`: `x` `[examples, *input_shape]`, `y` `[examples]`."""
     rows: Any = collections.OrderedDict(x=np.asarray(x, np.float32), y=np.asarray(y, model.label_dtype))
     return tf.data.Dataset.from_tensor_slices(rows).batch(batch_size)
 

@@ -1,8 +1,8 @@
-"""Attaches to a function for one client a second form, for a stack of clients.
+"""Attaches to a function for one client a second implementation, for a stack (batch) of clients.
 
-TFF computations are written for one client. An engine that computes several clients at once can turn their graphs into
-graphs for a stack by `tf.vectorized_map`; this module attaches better forms. A form changes only the name of a function
-in the computation's graph, so every other engine runs the computation unchanged.
+TFF computations are written for one client. An engine that computes several clients at once can convert a graph for
+one client into a graph for a stack by `tf.vectorized_map`; an attached implementation takes precedence. Attaching only
+changes a function's name in the graph, so that other engines run the computation unchanged.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ _NAME = re.compile(r"vectorizable_[0-9a-f]{32}")
 
 @dataclasses.dataclass
 class StackedRule:
-    """The form of a function for a stack of clients.
+    """The implementation of a function for a stack of clients.
 
     Attributes:
       function: function with the same arguments and results as the function for one client, but with a leading axis of
         clients on all results, and on all arguments except the shared ones.
-      num_shared: number of the arguments, from the first, that all clients share.
+      num_shared: number of shared arguments, which are equal for all clients and come first.
       structure: nested structure of the arguments; None until the function for one client has been traced.
     """
 
@@ -35,7 +35,7 @@ class StackedRule:
     structure: Any = None
 
     def is_shared(self) -> list[bool]:
-        """Returns, for each flat argument, whether all clients share it."""
+        """Returns, for each tensor of the flattened arguments, whether all clients share the tensor."""
         return [
             position < self.num_shared
             for position, argument in enumerate(self.structure)
@@ -43,7 +43,7 @@ class StackedRule:
         ]
 
     def call(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the flat results for flat arguments."""
+        """Calls `function` with flattened arguments, and returns flattened results."""
         return tf.nest.flatten(self.function(*tf.nest.pack_sequence_as(self.structure, arguments)))
 
 
@@ -53,7 +53,7 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
     Args:
       function: function for one client, whose arguments and results are nests of tensors.
       stacked: function for a stack of clients; see `StackedRule.function`.
-      num_shared: number of the arguments, from the first, that all clients share.
+      num_shared: number of shared arguments, which are equal for all clients and come first.
     """
     # Unlike a counter, a UUID cannot name another function in the process that a computation is sent to.
     name = f"vectorizable_{uuid.uuid4().hex}"
@@ -71,16 +71,16 @@ def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, n
 
 
 def find_rule(function_name: str) -> StackedRule | None:
-    """Finds the rule of a function by its name in a graph; None for functions without a rule."""
+    """Finds the rule of a function by the function's name in a graph; None without a rule."""
     match = _NAME.search(function_name)
     return _rules.get(match.group()) if match else None
 
 
 def map_stack(function: Callable[..., Any], elements: Any) -> Any:
-    """Does the same as `tf.vectorized_map`, to the bit, but is traced in about half the time.
+    """Maps a function over stacked elements: the result of `tf.vectorized_map` to the bit, in half the tracing time.
 
-    TensorFlow 2.14 brings the stacked inputs of each elementwise operation to one rank, by six operations for every
-    input, even if the ranks are known to be equal. This function leaves out such reshapes.
+    TensorFlow 2.14 reshapes the stacked inputs of each elementwise operation to one rank, by six operations for every
+    input, even if the ranks are known to be equal. This function leaves out the reshapes of equal ranks.
     """
     token = _spares_reshapes.set(True)
     try:

@@ -1,20 +1,20 @@
-"""Keeps the registry on disk: all runs that were made on this computer, the most that each may cost, and their records.
+"""Keeps the registry on disk: all runs made on this computer, the most that each run may cost, and digests of records.
 
 <registry>/
-  registry.jsonl   a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
-                   opened: the format version, and a fingerprint of the key of the digests
+  registry.jsonl   a journal (`tff_pdp.journal`) with lines of these kinds:
+                   opened: the format version, and a fingerprint of the key that digests are made with
                    records: a file of digests, with its sha256
-                   began: a run, before it draws noise, with what it may spend until its end
-                   raised: the most that a run may spend until its end, once this has grown or the run goes on; and the
-                     end of the run's own record
-                   reserved: the end of a run's own record, before the run does what the record says
-                   closed: the most that a run has spent, once it has ended or was replaced
+                   began: a run that is about to draw noise, with the most that the run may spend until its end
+                   raised: a new value for the most that a run may spend until its end, and the head of the run's own
+                     record (the chain hash of the last line of `charges.jsonl`)
+                   reserved: the head of a run's own record, before the run continues as the record states
+                   closed: the most that a run has spent, once the run has ended or was replaced
   records.key      the secret that digests are made with (mode 0600)
   records/*.npz    digests of records, eight bytes each (`tff_pdp.registry.records`)
 
-A run that was moved or deleted still counts. If a run's folder still exists, its record says what the run has spent so
-far, provided that the record contains the end that was last entered for the run. The record of an older copy does not
-contain that end, nor does the record of a copy that went on beside the run.
+A run whose folder was moved or deleted still counts. If the folder exists, its record states what the run has spent so
+far, provided that the record contains the head that the registry entered last. The record of an outdated copy lacks
+that head, and so does the record of a copy that was continued separately.
 """
 
 import contextlib
@@ -50,21 +50,21 @@ RECORDS_FOLDER = "records"
 
 
 def default_folder() -> Path:
-    """Returns the folder of the user's own registry: in `$XDG_STATE_HOME`, by default `~/.local/state`."""
+    """Returns the default folder: `tff_pdp/registry` in `$XDG_STATE_HOME` (if not set, in `~/.local/state`)."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     # A relative one would be another registry in each working directory; the XDG specification says to ignore it.
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "tff_pdp" / "registry"
 
 
 class Registry:
-    """The registry in a folder; the first entry makes the folder.
+    """The registry in a folder, which is created by the first entry.
 
-    Guarantee: once `begin`, `raise_to` or `close` has returned, its entry outlasts a power cut; entries that several
-      processes make at once are all kept.
+    Guarantee: an entry outlasts a power cut once `begin`, `raise_to` or `close` has returned. No entry is lost if
+      several processes write at once.
     """
 
     def __init__(self, folder: str | Path | None = None):
-        """Sets the folder; None stands for `default_folder()`."""
+        """Sets the folder; None for `default_folder()`."""
         self.folder = default_folder() if folder is None else Path(folder)
 
     @property
@@ -85,9 +85,9 @@ class Registry:
         rounds: int,
         includes: str = "",
     ) -> None:
-        """Enters a run that is about to release something; a run that is entered already is not changed.
+        """Enters a run that is about to release something, unless the registry has an entry of the run already.
 
-        Args are as in `Entry`; `ledger` and `rounds` state the most that the run may have spent at its end.
+        Arguments are attributes of `Entry`; `ledger` and `rounds` state the most that the run may spend until its end.
 
         Raises:
           DataError: the registry is damaged.
@@ -107,16 +107,16 @@ class Registry:
         )
 
     def raise_to(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Raises the most that a run may spend, before the run spends it, and enters the end of the run's own record.
+        """Replaces the most that a run may spend by a new value, and enters the head of the run's own record.
 
-        Guarantee: the guarantee of `reserve`, so that no copy lowers the entry of a copy that goes on.
+        Guarantee: as in `reserve`, so that no outdated copy of the run can change the entry.
 
-        Errors are as in `reserve`, but a run that was never entered is ignored.
+        Errors are as in `reserve`, except that a run without an entry is ignored.
 
         Args:
           run_id: id of the run.
-          chains: chains of the lines of the run's record.
-          rounds: number of rounds that the run may have made at its end.
+          chains: chain hashes of all lines of the run's own record, in order; the last one is the head.
+          rounds: number of rounds that the run may make until its end.
           ledger: all that the run may spend until its end; None without privacy.
         """
         planned = Cost.of(ledger, rounds)
@@ -128,14 +128,14 @@ class Registry:
         self._add(run_id, {"kind": "raised", **planned.fields, "head": chains[-1]}, unless=is_known)
 
     def reserve(self, run_id: str, chains: Sequence[str]) -> None:
-        """Enters the end of a run's own record before the run does the next things that this record states.
+        """Enters the head of a run's own record, before the run continues as the record states.
 
-        Guarantee: only one of several copies of a run goes on, unless all do the same: once this returns, a copy whose
-          record does not contain this end is refused.
+        Guarantee: of several copies of a run that differ, only one copy can continue. Once this method has returned,
+          a copy whose record does not contain the head is refused. `chains` is as in `raise_to`.
 
         Raises:
-          DataError: a copy of the run has gone on in another way; the registry does not have the run, for example
-            because the registry was removed meanwhile; or the registry is damaged.
+          DataError: another copy of the run was continued; the registry has no entry of the run, for example because
+            the registry was removed meanwhile; or the registry is damaged.
           OSError: the registry cannot be written; the run must not go on.
         """
 
@@ -145,19 +145,19 @@ class Registry:
 
         if not self._add(run_id, {"kind": "reserved", "head": chains[-1]}, unless=is_known):
             raise DataError(
-                f"{self.folder} does not have the run that is about to go on: restore the folder from a copy, or go on "
-                "with --resume, which enters the run again"
+                f"{self.folder} has no entry of the run that is about to continue: restore the registry from a copy, "
+                "or give --resume, which enters the run again"
             )
 
     def close(self, run_id: str, chains: Sequence[str], rounds: int, ledger: Ledger | None) -> None:
-        """Enters the most that a run has spent, once it has ended or is about to be removed.
+        """Enters the most that a run has spent, once the run has ended or before its folder is removed.
 
-        Guarantee: a copy that lacks something that its run has done does not close the run's entry. If the copy's
-          record ends where the run's own record once ended, nothing is entered; if the copy went on in another way, for
-          instance under another registry, the copy gets an entry of its own.
+        Guarantee: the record of an incomplete copy never closes the run's entry. If the copy is merely outdated,
+          nothing is entered. If the copy was continued separately, for instance under another registry, the copy gets
+          a separate entry.
 
-        Arguments are as in `raise_to`, but state the rounds and the spending so far; a run that was never entered is
-        ignored. Errors are as in `begin`.
+        Arguments are as in `raise_to`, except that `rounds` and `ledger` state the spending so far. A run without an
+        entry is ignored. Errors are as in `begin`.
         """
         spent, other = Cost.of(ledger, rounds), self.find(run_id)
         if other is not None and not other.is_in(chains, spent.size):
@@ -173,7 +173,7 @@ class Registry:
         )
 
     def entries(self) -> list[Entry]:
-        """Reads all entries, in the order in which runs began.
+        """Reads the entries of all runs, in the order in which the runs began.
 
         Raises:
           DataError: the registry is damaged; the message names the file.
@@ -181,11 +181,11 @@ class Registry:
         return list(read_entries(self.path, read(self.path).lines).values())
 
     def find(self, run_id: str) -> Entry | None:
-        """Returns the entry of a run; None if there is none. Raises DataError, as `entries` does."""
+        """Returns the entry of a run; None without an entry. Errors are as in `entries`."""
         return read_entries(self.path, read(self.path).lines).get(run_id)
 
     def keep_dataset(self, dataset: ClientDataset, splits: Sequence[str]) -> str:
-        """Stores digests of a data set's records, unless they are stored already, and returns the name of their file.
+        """Stores digests of a data set's records in a file, unless the file exists, and returns the file's name.
 
         Raises:
           DataError: the registry or the data set is damaged.
@@ -198,11 +198,11 @@ class Registry:
         return name
 
     def keep_clients(self, dataset: ClientDataset, client_ids: Sequence[str]) -> str:
-        """Stores digests of some clients' training records, as `keep_dataset` does; returns the name of their file."""
+        """Stores digests of the given clients' training records, and returns the file's name; see `keep_dataset`."""
         return self._keep_examples(lambda key: records_of_clients(key, dataset, client_ids, ("train",)))
 
     def keep_examples(self, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> str:
-        """Stores digests of examples as `keep_dataset` does; `features` has float32 `[n, ...]` for each client."""
+        """Stores digests of each client's features, float32 `[examples, ...]`, and returns the file's name."""
         return self._keep_examples(lambda key: records_of_examples(key, client_ids, features))
 
     def _keep_examples(self, make: Callable[[RecordKey], Records]) -> str:
@@ -214,7 +214,7 @@ class Registry:
         return name
 
     def records(self, name: str) -> Records:
-        """Reads digests by the name of their file.
+        """Reads the digests in the file with this name.
 
         Raises:
           DataError: the file is missing or damaged.
@@ -230,10 +230,10 @@ class Registry:
         return Records.from_bytes(content)
 
     def key(self) -> RecordKey:
-        """Reads the secret that digests are made with.
+        """Reads the secret key that digests are made with.
 
         Raises:
-          DataError: the secret is missing, or is not the secret that the registry began with.
+          DataError: the key is missing, or is not the key that the registry was created with.
         """
         path, lines = self.folder / KEY_FILE, read(self.path).lines
         try:
@@ -241,7 +241,7 @@ class Registry:
         except OSError as error:
             raise DataError(f"{path} cannot be read ({error.strerror}): restore it from a copy") from None
         if not lines or lines[0].get("key_fingerprint") != key.fingerprint():
-            raise DataError(f"{path} is not the key that the digests in {self.folder} were made with: restore it")
+            raise DataError(f"{path} is not the key of the digests in {self.folder}: restore the key from a copy")
         return key
 
     def _begin(self, entry: Entry) -> None:

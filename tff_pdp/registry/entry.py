@@ -1,4 +1,4 @@
-"""Defines the registry's entries, which state what runs may have spent, and makes them from lines of the journal."""
+"""Defines the registry's entries, which state the most that runs may spend, and reads entries from journal lines."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ class Cost:
 
     Attributes:
       text: the ledger as text; None without privacy.
-      rounds: number of rounds that the ledger covers; 0 for a run that has released nothing.
+      rounds: number of rounds that the spending covers; 0 for a run that has released nothing.
     """
 
     text: str | None
@@ -32,7 +32,7 @@ class Cost:
 
     @classmethod
     def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
-        """Returns the cost that a ledger states for a number of rounds; `ledger` is None without privacy."""
+        """Returns the cost of `rounds` rounds whose spending is in `ledger`; None without privacy."""
         return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @property
@@ -42,7 +42,7 @@ class Cost:
 
     @functools.cached_property
     def size(self) -> tuple[int, int]:
-        """The number of rounds and the number of released events; neither gets smaller while a run goes on."""
+        """The number of rounds and the number of released events; during a run, neither number decreases."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
     @functools.cached_property
@@ -56,19 +56,19 @@ class Entry:
     """The registry's entry of a run, or of another release of clients' records.
 
     Attributes:
-      run_id: id of the run; for a copy that went on under another registry, the id that `copy_of` makes.
-      method: name of the method, or name of another kind of release.
+      run_id: id of the run; for a copy that was continued separately, the id that `copy_of` makes.
+      method: name of the trained method, or of another kind of release.
       folder: absolute path of the run's folder when the run began.
-      records: name of the file of digests.
+      records: name of the file with digests of the run's records.
       record_set: declared name of the set of records; see `RecordSet`.
-      non_private: reason why no epsilon holds for the run, whatever the ledger says; None if an epsilon holds.
+      non_private: reason why no epsilon holds for the run, even if there is a ledger; None if an epsilon holds.
       planned: the most that the run may spend until its end.
-      includes: run id of a release that this run's ledger includes; empty if there is none.
-      closed: the most that the run has spent, once it has ended or was replaced; None while the run may go on.
-      closings: all values of `closed` so far; there may be several, because a closed run may go on.
-      heads: chain of each line that was the last of the run's own record when the registry noted it; empty if unknown.
-      num_lines: least number of lines of the run's own record; only in entries of earlier versions, which have no
-        chains.
+      includes: run id of an earlier release whose cost this run's ledger includes; empty if there is none.
+      closed: the most that the run has spent, once the run has ended or was replaced; None while it may continue.
+      closings: all values of `closed` so far; there may be several, because a closed run may be continued.
+      heads: all heads of the run's own record that were entered, oldest first; empty if unknown. A head is the chain
+        hash of the record's last line at that time.
+      num_lines: minimal number of lines of the run's own record, for entries of earlier versions without heads.
     """
 
     run_id: str
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def copy_head(self) -> str:
-        """The end of the record of a copy that went on under another registry; empty if the entry is not a copy's."""
+        """The head of the record, if the entry is of a copy that was continued separately; else empty."""
         return self.run_id.partition(_COPY)[2]
 
     @property
@@ -96,45 +96,45 @@ class Entry:
 
     @property
     def head(self) -> str:
-        """The chain of the last known end of the run's own record; `GENESIS` if no end is known."""
+        """The head of the run's own record that was entered last; `GENESIS` without one."""
         return self.heads[-1] if self.heads else GENESIS
 
     @property
     def first_line(self) -> dict[str, Any]:
-        """The line of the journal that begins the entry."""
+        """The entry's first line in the journal."""
         return {"kind": "began", **{name: getattr(self, name) for name in _BEGAN}, **self.planned.fields}
 
     def copy_of(self, head: str, spent: Cost) -> "Entry":
-        """Returns an entry for a copy that went on under another registry; the id has the end of the copy's record."""
+        """Returns an entry for a copy that was continued separately; `head` of the copy's record is part of the id."""
         return dataclasses.replace(self, run_id=f"{self.run_id}{_COPY}{head}", planned=spent)
 
     def is_in(self, chains: Collection[str], size: tuple[int, int]) -> bool:
-        """Checks that a record, given by the chains of its lines, covers everything that the run is known to have done.
+        """Checks if a copy of the run's record covers everything that the registry knows of the run.
 
-        `size` is the size of the spending that the record states, as in `Cost.size`.
+        `chains` are the chain hashes of the copy's lines; `size` is the size of its spending, as in `Cost.size`.
         """
         return self.was_at(chains) and all(is_as_large(size, cost.size) for cost in self.closings)
 
     def was_at(self, chains: Collection[str]) -> bool:
-        """Checks that a record, given by its lines' chains, contains the last entered end of the run's own record."""
+        """Checks if a record, whose lines have the chain hashes `chains`, contains the head that was entered last."""
         # Entries of earlier versions say only how many lines there were.
         return self.head in chains if self.heads else len(chains) >= self.num_lines
 
     def check_was_at(self, chains: Collection[str]) -> None:
-        """Checks that a record contains the last entered end of the run's own record.
+        """Checks that a record contains the head that was entered last; `chains` as in `was_at`.
 
         Raises:
-          DataError: the record does not contain that end.
+          DataError: the record does not contain the head.
         """
         if not self.was_at(chains):
             raise DataError(
-                f"another copy of the run that began in {self.folder} was continued: this copy is older, or has "
+                f"another copy of the run that began in {self.folder} was continued: this copy is outdated, or has "
                 "different rounds. Continue the other copy, or give --overwrite to start again"
             )
 
 
 def is_as_large(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Checks that a size, as in `Cost.size`, has at least the rounds and at least the events of another size."""
+    """Checks if a size, as in `Cost.size`, has at least as many rounds and at least as many events as another size."""
     # One by one: a copy may have run more rounds with fewer events.
     return all(own >= least for own, least in zip(size, other, strict=True))
 
@@ -156,10 +156,10 @@ def _after(entry: Entry, line: Mapping[str, Any]) -> Entry:
 
 
 def read_entries(path: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Entry]:
-    """Makes entries, by run id, from the lines of a journal.
+    """Reads entries from the lines of a journal; keys are run ids.
 
     Raises:
-      DataError: the lines are not a registry, or have another format version.
+      DataError: the lines are not those of a registry, or have another format version.
     """
     found: dict[str, Entry] = {}
     try:

@@ -1,4 +1,4 @@
-"""Finds the records that two runs have in common, by digests and declarations; undecided records count as common."""
+"""Finds the records that two runs share, by digests and declarations; records in doubt count as shared."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ _NOBODY: frozenset[int] = frozenset()
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """The records of one run that another run uses too.
+    """The records that a run shares with another run, grouped by the other run's clients that have them.
 
     Attributes:
-      groups: int64 `[records]`, each record's position in `members`.
-      members: for each group, the other run's clients that have the group's records.
-      forced: for each client of the run, clients of the other run that count as having all of the client's records.
-      is_undecided: whether it is unknown for some records if they are the same; they then count as the same.
+      groups: int64 `[records]`, group of each record of the run: a position in `members`.
+      members: for each group, positions of the other run's clients that have the group's records.
+      forced: for each client of the run, positions of other clients that count as having all the same records.
+      is_undecided: whether there are records in doubt, which count as shared.
     """
 
     groups: np.ndarray
@@ -29,19 +29,19 @@ class Match:
     is_undecided: bool
 
     def of_records(self, first: int, last: int, client: int) -> np.ndarray:
-        """Returns the groups of a client's records or, if it has no records, its own group: int64 `[at least 1]`."""
+        """Returns groups of records `first` to `last - 1`, int64; without records, the `forced` group of `client`."""
         if last > first:
             return self.groups[first:last]
         return np.array([self.members.index(self.forced[client])])
 
     @property
     def everyone(self) -> frozenset[int]:
-        """All clients of the other run that have any record of this run."""
+        """Positions of all clients of the other run that have any record of this run."""
         return frozenset().union(*self.members)
 
 
 def declared_sets(key: RecordKey, records: Records, declared: RecordSet) -> list[str | None]:
-    """Returns the declared set of each client's records; None for a client without a declared set."""
+    """Returns, for each client, the declared name of the set that its records are from; None without a name."""
     if declared is None or isinstance(declared, str):
         return [declared] * len(records.clients)
     by_client = dict(zip(key.clients(declared).tolist(), declared.values(), strict=True))
@@ -56,11 +56,11 @@ def match(
     *,
     by_name: bool = False,
 ) -> Match:
-    """Finds a run's records in another run.
+    """Finds the records that a run shares with another run.
 
-    Records are the same if their digests are equal, or if both are declared to be from one set. If two data sets are
-    made from the same raw file in different ways, digests of the same record differ; such records count as the same,
-    unless they are declared to be from different sets.
+    Two records count as the same if their digests are equal, or if one set is declared for both. If two data sets were
+    made from one raw file in different ways, the same record may have two digests. Records that may be the same for
+    this reason count as the same, unless different sets are declared.
 
     Guarantee: each record that both runs have in the same form is found.
     Assumes: the same record in different forms is declared, or the manifests name the same files of raw data.
@@ -68,10 +68,9 @@ def match(
     Args:
       own: records of the run.
       other: records of the other run, under the same key.
-      own_sets: declared set, or None, of each client of `own`.
-      other_sets: declared set, or None, of each client of `other`.
-      by_name: whether clients with the same name are the same (users, and clients of one folder), unless their declared
-        sets differ.
+      own_sets: for each client of `own`, its declared set or None.
+      other_sets: for each client of `other`, its declared set or None.
+      by_name: whether clients with equal names count as one client, unless their declared sets differ.
     """
     places = {client: place for place, client in enumerate(other.clients.tolist())}
     named = [places.get(client) for client in own.clients.tolist()]

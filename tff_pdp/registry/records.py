@@ -1,7 +1,7 @@
-"""Computes digests of records under a secret key: equal records have equal digests, useless without the key.
+"""Computes digests of records under a secret key; equal records have equal digests.
 
 A record is identified by its features alone, bit for bit, and not by its label. A row of a contact graph is identified
-by its name, which stands for a person and a window in time.
+by its name, which identifies a person and a window in time.
 """
 
 import dataclasses
@@ -51,11 +51,11 @@ class Records:
     """The records of a run: digests under one key, grouped by client.
 
     Attributes:
-      dataset: digest of the data set that has the records; empty if they are in no data set.
-      form: digest of the way in which raw data become records; a different way gives different records.
+      dataset: digest of the data set that contains the records; empty for records outside a data set.
+      form: digest of the settings by which raw data were converted to records.
       sources: digests of the files of raw data.
-      are_named: whether a client's name tells whose records it has; otherwise clients are artificial, and one name may
-        stand for other records in another division of the same raw data.
+      are_named: whether a client's name identifies the owner of the records. Otherwise clients are artificial, and the
+        same name may have other records if the raw data are divided differently.
       clients: uint64 `[clients]`, digests of the clients' ids.
       first: int64 `[clients + 1]`, position of each client's first record, then the number of all records.
       digests: uint64 `[records]`, digests of the records.
@@ -70,7 +70,7 @@ class Records:
     are_named: bool = True
 
     def to_bytes(self) -> bytes:
-        """Returns the records as content of a file, some eight bytes for each record."""
+        """Serialises the records, about eight bytes for each record."""
         names = ("dataset", "form", "sources", "are_named")
         header = json.dumps({name: getattr(self, name) for name in names})
         file = io.BytesIO()
@@ -85,7 +85,7 @@ class Records:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "Records":
-        """Reads content that `to_bytes` returned; the caller has checked that the content is not damaged."""
+        """Parses the result of `to_bytes`; the caller must have checked that the bytes are undamaged."""
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             header = json.loads(arrays["header"].tobytes())
             own = {name: arrays[name] for name in ("clients", "first", "digests")}
@@ -103,25 +103,25 @@ class RecordKey:
     secret: bytes = dataclasses.field(repr=False)
 
     def fingerprint(self) -> str:
-        """Returns 32 hexadecimal digits that distinguish this key from others, and reveal nothing else about it."""
+        """Returns 32 hexadecimal digits that identify the key and reveal nothing else about the key."""
         return self._digest(b"", b"fingerprint", 16).hex()
 
     def name(self, purpose: str, content: bytes) -> str:
-        """Returns a digest of content for one purpose, as 32 hexadecimal digits."""
+        """Returns the digest of `content` as 32 hexadecimal digits; digests for different purposes differ."""
         return self._digest(content, purpose.encode(), 16).hex()
 
     def clients(self, client_ids: Iterable[str]) -> np.ndarray:
-        """Computes digests of clients' ids: uint64 `[clients]`."""
+        """Computes digests of clients' ids; returns uint64 `[clients]`."""
         return self._digests((client_id.encode() for client_id in client_ids), b"client")
 
     def examples(self, x: np.ndarray) -> np.ndarray:
-        """Computes digests of examples from their features, float32 `[n, ...]`: uint64 `[n]`."""
+        """Computes digests of examples from features, float32 `[examples, ...]`; returns uint64 `[examples]`."""
         # Minus zero is zero.
         rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
         return self._digests((row.tobytes() for row in rows), b"record")
 
     def rows(self, names: np.ndarray) -> np.ndarray:
-        """Computes digests of named rows, `S32` `[n]`: uint64 `[n]`."""
+        """Computes digests of rows of contact graphs from row names, `S32` `[rows]`; returns uint64 `[rows]`."""
         return self._digests(names.tolist(), b"row")
 
     def _digests(self, contents: Iterable[bytes], purpose: bytes) -> np.ndarray:
@@ -133,21 +133,21 @@ class RecordKey:
 
 
 def name_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> str:
-    """Returns the name that a registry gives to the records of a data set's splits."""
+    """Returns the name of the registry's file with digests of some splits of a data set."""
     manifest = (dataset.path / MANIFEST_FILE).read_bytes()
     return key.name("splits", json.dumps(sorted(splits_of(dataset, splits))).encode() + manifest)
 
 
 def splits_of(dataset: ClientDataset, splits: Sequence[str]) -> Sequence[str]:
-    """Returns the splits whose records a run on `splits` uses: for a contact graph, all splits."""
+    """Returns the splits whose records a run on `splits` uses: all splits if the data set is a contact graph."""
     return splits if dataset.manifest.row_influence is None else SPLITS
 
 
 def records_of_dataset(key: RecordKey, dataset: ClientDataset, splits: Sequence[str]) -> Records:
-    """Computes digests of a data set's records; reads every record once.
+    """Computes digests of all records in some splits of a data set; reads every record once.
 
     Raises:
-      DataError: a record is corrupt.
+      DataError: a record is damaged.
     """
     name = key.name("dataset", (dataset.path / MANIFEST_FILE).read_bytes())
     records = records_of_clients(key, dataset, dataset.client_ids, splits_of(dataset, splits))
@@ -192,7 +192,7 @@ def _raw_files(manifest: Manifest) -> list[str]:
 
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
-    """Computes digests of examples that are in no data set; `features` has float32 `[n, ...]` for each client."""
+    """Computes digests of examples outside a data set; `features` has float32 `[examples, ...]` for each client."""
     return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
 
 

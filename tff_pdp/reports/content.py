@@ -36,9 +36,9 @@ class AlgorithmResult:
     """The results of one method for all clients (silos or users), in the report's metric.
 
     Attributes:
-      facts: name, title and claim of the method, and its cost to users.
+      facts: name, title and privacy claim of the method, and the method's privacy cost for users.
       mean: mean over clients of the personal model's test metric.
-      mean_over_examples: the same mean, with each client weighted by its number of test examples.
+      mean_over_examples: mean of the personal model's test metric, weighted by clients' numbers of test examples.
       worst_decile: mean of the personal model's test metric over the worst tenth of the clients.
       spread: standard deviation of the personal model's test metric over clients.
       shared_mean: mean over clients of the shared model's test metric; None without a shared model.
@@ -86,19 +86,19 @@ class Report:
 
     @property
     def are_users(self) -> bool:
-        """Whether clients are users."""
+        """Whether the clients are users, and not silos."""
         return self.privacy.facts.are_users
 
     @property
     def words(self) -> ClientWords:
-        """The words by which the report calls its clients: silos or users."""
+        """The words for the clients in the report's texts: silos or users."""
         return USERS if self.are_users else SILOS
 
 
 def json_safe(value: Any) -> Any:
     """Returns the value with tuples as lists, and infinities and NaN as strings, so that every JSON reader accepts it.
 
-    A spent epsilon that is infinite becomes null, because no epsilon holds; an infinite budget becomes a string.
+    An infinite spent epsilon becomes None, because no epsilon holds; an infinite budget becomes a string.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(float(value))

@@ -1,4 +1,4 @@
-"""Writes the report as one HTML file that needs nothing from outside."""
+"""Writes the report as one HTML file without external resources."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ _MOST_USERS = 100
 
 
 def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathlib.Path:
-    """Writes the page by `replace_text`, makes missing folders, and returns the page's path."""
+    """Writes the report's page atomically, creates missing folders, and returns the page's path."""
     target = pathlib.Path(path)
     page = render_report(report)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ def write_report(report: content.Report, path: str | os.PathLike[str]) -> pathli
 
 
 def render_report(report: content.Report) -> str:
-    """Returns the page as text.
+    """Returns the report's page as HTML text.
 
     All silos are listed. If there are more than a hundred users, only the hundred with the worst results of the
     featured method are listed.

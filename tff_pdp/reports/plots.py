@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 def style(salt: str) -> AbstractContextManager[None]:
     """Returns a context manager with the report's look; figures must be built and rendered inside it.
 
-    `salt` makes the identifiers inside the SVG repeatable, and different from those in the page's other figures.
+    With `salt`, identifiers inside the SVG are reproducible, and differ from other figures' identifiers.
     """
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt})
 
@@ -129,7 +129,7 @@ def metric_figure(
     baseline: str = "local_only",
     words: ClientWords = SILOS,
 ) -> str:
-    """Draws each client's test metrics: those of the personal model, the model learnt alone, and the shared model.
+    """Draws each client's test metric for the personal model, the model learnt alone, and the shared model.
 
     Up to 40 clients are named, sorted by the personal model, the worst at the bottom. If there are more, each model has
     a curve of at most a thousand points, with clients sorted by that model's metric.

@@ -1,4 +1,4 @@
-"""Builds privacy statements from facts: what is protected, against whom, at what cost, and what is not.
+"""Builds privacy statements from facts: what is protected, against whom, at what cost, and what is not protected.
 
 The sentences are in `statement_silos.jinja`, `statement_users.jinja` and `statement_shared.jinja`. This module computes
 the claim and the cost of all runs on record.
@@ -27,7 +27,7 @@ class Paragraph(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """A kind of observer, what it sees, and the protection of others' records, or of other users, against it."""
+    """A kind of observer, what the observer sees, and how others' records, or other users, are protected against it."""
 
     who: str
     sees: str
@@ -39,13 +39,13 @@ class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     Attributes:
       methods: number of training runs that the cost includes.
-      in_other_folders: number of included training runs that are in other folders.
-      taken_for_granted: a sentence for each run that may or may not have used the same records.
+      in_other_folders: number of these training runs that are stored in other folders.
+      taken_for_granted: assumptions about runs that may or may not have used these records, one sentence each.
       claim: claim for all runs together; `none` if no finite epsilon holds.
       claim_reason: reason for the claim, in one line.
-      beyond_these_models: whether the only run on record has released more than is reported here, on another computer.
+      beyond_these_models: whether a copy of the only run on record has released more, on another computer.
       epsilon: epsilon against an observer who sees the models of all runs; None if no bound holds.
-      delta: delta that goes with `epsilon`.
+      delta: delta of the guarantee with `epsilon`.
       source: source of `epsilon`: `ledger`, or `sum over methods`, which is always an upper bound.
     """
 
@@ -70,8 +70,8 @@ class Statement:
       claim_reason: reason for the claim, as a sentence.
       facts: facts that the statement was built from.
       composed: privacy cost of all compared methods together.
-      adjacency: difference of neighbouring data sets.
-      protected: unit that has the guarantee.
+      adjacency: difference between neighbouring data sets, in words.
+      protected: unit that the guarantee protects, in words.
       paragraphs: paragraphs, in the order to show them.
       who_sees: all kinds of observers.
     """
@@ -143,7 +143,7 @@ def statement(facts: SiloFacts | UserFacts) -> Statement:
 
 
 def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
-    """Returns the weakest claim of the covered methods, or `none` if one was trained without noise; and a reason."""
+    """Returns the weakest claim of the covered methods and a reason; `none` if a method was trained without noise."""
     weakest = _weakest(facts.covered)
     if facts.bare and weakest.claim != "none":
         return "none", _shared("without_noise", facts)
@@ -185,12 +185,12 @@ def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
 
 
 def export_text(claim: str, row_influence: RowInfluence | None, *, are_users: bool) -> str:
-    """Returns the text on personal models for the files beside a served model."""
+    """Returns the statement's text on personal models, for the files of an export."""
     return _shared("personal_models", claim in GUARANTEES, row_influence, are_users)
 
 
 def not_covered(*, are_users: bool, is_searched: bool = False) -> str:
-    """Returns the text on the limits of epsilon for the files beside a served model."""
+    """Returns the statement's text on the limits of epsilon, for the files of an export."""
     return _shared("not_covered", are_users, is_searched)
 
 

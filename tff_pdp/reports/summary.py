@@ -1,4 +1,4 @@
-"""Summarises the results of many clients (silos or users), and writes metrics for readers.
+"""Summarises the results of many clients (silos or users), and formats metrics for readers.
 
 A summary has means, the mean of the worst tenth, the spread, and the gain over learning alone. A client without test
 examples or, for a ranking, without positive test examples has the metric NaN, which is left out everywhere.
@@ -31,10 +31,10 @@ class ComparisonRow:
       algorithm: the method's result.
       minimum: smallest test metric of a personal model over clients; NaN without test results.
       maximum: largest test metric of a personal model over clients; NaN without test results.
-      gain: mean gain of this method over learning alone, for clients that have both results; negative if the method is
-        worse; None for the baseline itself, or if no client has both results.
+      gain: mean gain of this method over learning alone, for clients with results of both methods; negative if this
+        method is worse; None for the baseline itself, or if no client has results of both methods.
       clients_better: number of clients for which the method is strictly better than learning alone.
-      clients_compared: number of clients that have both results.
+      clients_compared: number of clients that have results of both methods.
     """
 
     algorithm: content.AlgorithmResult
@@ -46,7 +46,7 @@ class ComparisonRow:
 
 
 def mean_over_silos(values: Iterable[float]) -> float:
-    """Computes the mean in which every silo, or user, counts the same; NaN without values.
+    """Computes the unweighted mean over silos or users, leaving out NaN; NaN without values.
 
     >>> mean_over_silos([0.9, 0.5, float("nan")])
     0.7
@@ -56,10 +56,10 @@ def mean_over_silos(values: Iterable[float]) -> float:
 
 
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
-    """Computes the mean of clients' values, weighted by their numbers of test examples; NaN without values.
+    """Computes the mean of clients' values, weighted by numbers of test examples; leaves out NaN.
 
     For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking, the
-    result is only a weighted mean of clients' figures: `training.evaluate` computes the figure of all examples
+    result is only a weighted mean of clients' metrics: `training.evaluate` computes the metric of all examples
     together.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
@@ -93,12 +93,12 @@ def spread(values: Iterable[float]) -> float:
 
 
 def personal_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Returns the test metric of each client's personal model by one method; NaN for a client without this metric."""
+    """Returns one method's test metric of each client's personal model; NaN for a client without the metric."""
     return [client.personal.get(algorithm, math.nan) for client in clients]
 
 
 def shared_values(clients: Sequence[content.ClientScores], algorithm: str) -> list[float]:
-    """Returns the test metric of one method's shared model on each client; NaN for a client without this metric."""
+    """Returns one method's test metric of the shared model on each client; NaN for a client without the metric."""
     found = [client.shared.get(algorithm) for client in clients]
     return [math.nan if value is None else value for value in found]
 
@@ -111,7 +111,7 @@ def comparison_rows(
 ) -> list[ComparisonRow]:
     """Builds the headline table: one row per method, in the order given.
 
-    Gains are relative to `baseline`, the method in which each client learns alone. They are differences for the same
+    Gains are relative to `baseline`, the method in which each client learns alone. A gain is a difference for one
     client, so that a client that lacks one of the two results does not bias the mean.
     """
     alone = personal_values(clients, baseline)
@@ -174,15 +174,15 @@ def _present(values: Iterable[float]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class MetricText:
-    """The words that texts use for a metric, and functions that write its values.
+    """The words for a metric in texts, and functions that format the metric's values.
 
     Attributes:
       label: name inside a sentence.
       axis: name on an axis, with the better direction if that is not obvious.
-      value: function that writes one value.
-      gain: function that writes how much better one value is than another; negative if it is worse.
-      gain_unit: unit of the text from `gain`; empty if it is the unit of values.
-      undefined: kind of test examples that a client lacks if the metric has no value.
+      value: function that formats one value.
+      gain: function that formats a gain, the difference between two values; a negative gain is a loss.
+      gain_unit: unit of formatted gains; empty if gains have the unit of values.
+      undefined: noun for texts such as "3 silos without ...", on clients with test examples but without a value.
     """
 
     label: str
@@ -194,7 +194,7 @@ class MetricText:
 
     @property
     def title(self) -> str:
-        """The name as a heading."""
+        """The metric's name as a heading."""
         return self.label[0].upper() + self.label[1:]
 
 
@@ -210,12 +210,12 @@ _TEXTS = {
 
 
 def metric_text(metric: Metric) -> MetricText:
-    """Returns the words for a metric."""
+    """Returns a metric's words and formats."""
     return _TEXTS[metric.name]
 
 
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
-    """Returns a sentence on the number of clients without a figure, and the reason; an empty list if all have one."""
+    """Returns a sentence on the clients without a test metric, and the reason; an empty list if all have one."""
     text = metric_text(metric)
     undefined = [any(map(math.isnan, client.personal.values())) for client in clients if client.num_test]
     counts = {"test examples": len(clients) - len(undefined), text.undefined: sum(undefined)}
@@ -226,7 +226,7 @@ def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], word
 
 
 def pooled_notes(metric: Metric, pooled: Mapping[str, Mapping[str, float]], words: ClientWords) -> list[str]:
-    """Returns a sentence with the figures of all clients' test examples together; an empty list without such figures.
+    """Returns a sentence with metrics of all clients' test examples together; an empty list without metrics.
 
     `pooled` has the results of `training.evaluate.pooled_figures`, by title of the method.
     """

@@ -1,4 +1,4 @@
-"""Writes numbers, and names clients (silos or users), the same way in text, tables and figures."""
+"""Formats numbers and names clients (silos or users), alike in text, tables and figures."""
 
 import dataclasses
 import math
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class ClientWords:
-    """The words that texts use for one kind of client.
+    """The words for one kind of client in texts.
 
     Attributes:
       one: word for one client.
       many: word for several clients.
-      spender: words for the client whose epsilon is stated for all clients.
+      spender: words for the client, or clients, to whom a report's stated epsilon belongs.
     """
 
     one: str
@@ -28,7 +28,7 @@ MISSING = "–"
 
 
 def plain(value: float | None) -> str:
-    """Writes three significant digits; `∞` for infinity, and a dash for None or NaN.
+    """Formats a number: three significant digits, whole from 1000 on; `∞` for infinity; a dash for None or NaN.
 
     >>> plain(3.14159), plain(1e-05), plain(float("inf")), plain(None)
     ('3.14', '1e-05', '∞', '–')
@@ -41,7 +41,7 @@ def plain(value: float | None) -> str:
 
 
 def upper(value: float | None) -> str:
-    """Writes as `plain` does, but rounds up: a privacy bound must not shrink by being printed.
+    """Formats a number as `plain` does, but rounded up, so that a printed privacy bound is not too small.
 
     >>> upper(2.0001), upper(2.0), upper(0.12345)
     ('2.01', '2', '0.124')
@@ -55,7 +55,7 @@ def upper(value: float | None) -> str:
 
 
 def spent(value: float | None) -> str:
-    """Writes a spent epsilon as `upper` does; writes `none` if no finite epsilon holds.
+    """Formats a spent epsilon as `upper` does; infinity, which means that no epsilon holds, becomes `none`.
 
     >>> spent(2.0001), spent(float("inf"))
     ('2.01', 'none')
@@ -64,7 +64,7 @@ def spent(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Writes a share as per cent with one decimal.
+    """Formats a share as a percentage with one decimal.
 
     >>> percent(0.8125)
     '81.2 %'
@@ -73,7 +73,7 @@ def percent(value: float | None) -> str:
 
 
 def points(value: float | None) -> str:
-    """Writes a difference of shares as signed percentage points.
+    """Formats a difference of shares as signed percentage points.
 
     >>> points(0.031), points(-0.002)
     ('+3.1', '-0.2')
@@ -82,7 +82,7 @@ def points(value: float | None) -> str:
 
 
 def signed(value: float | None) -> str:
-    """Writes a difference with its sign and three significant digits.
+    """Formats a difference with a sign and three significant digits.
 
     >>> signed(0.00123), signed(-2.0), signed(0.0)
     ('+0.00123', '-2', '+0')
@@ -91,7 +91,7 @@ def signed(value: float | None) -> str:
 
 
 def between(values: Sequence[float], write: Callable[[float], str] = plain) -> str:
-    """Writes the range of one or more numbers, each with `write`; writes one number if both ends have the same text.
+    """Formats the range of one or more numbers by `write`; a range with equal texts at both ends is one number.
 
     >>> between([1.0, 2.0, 4.0]), between([3.0, 3.0])
     ('between 1 and 4', '3')

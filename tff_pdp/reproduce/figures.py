@@ -1,4 +1,4 @@
-"""Draws the figures that the MR-MTL thesis has: utility against privacy and against lambda, and privacy overhead."""
+"""Draws the figures of the MR-MTL thesis: utility against privacy and against lambda, and privacy overhead."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure |
 
 
 def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against epsilon for the methods whose overhead the thesis discusses (figure 1.4), if any."""
+    """Draws the metric against epsilon for methods with an overhead (figure 1.4); None if no such method was run."""
     shown = {mean.method for mean in variant.means}
     if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
         return None
@@ -60,7 +60,7 @@ def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure 
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against lambda at each epsilon, with local training and FedAvg as level lines (figure 1.5)."""
+    """Draws the metric against lambda at each epsilon, with level lines for local training and FedAvg (figure 1.5)."""
     epsilons = sorted({mean.epsilon for mean in variant.grid})
     if not epsilons:
         return None

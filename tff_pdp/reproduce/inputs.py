@@ -19,9 +19,9 @@ class Inputs:
     """The raw data of an experiment.
 
     Attributes:
-      paths: paths in the data folder at which the data may lie, the best first; none for generated data.
+      paths: possible paths of the data in the data folder, the preferred path first; none for generated data.
       origin: source of the data, for error messages.
-      beside: names of files in the same folder that are read as well, if they exist.
+      beside: names of further files in the same folder, which are read if they exist.
     """
 
     paths: tuple[str, ...]
@@ -68,25 +68,25 @@ INPUTS = {
 def find_input(inputs: Inputs, folder: str | None) -> Path:
     """Returns the path of the raw data, or the path `generated` for generated data, which need no folder.
 
-    `folder` holds all raw data; None stands for the folder that the environment variable TFF_PDP_DATA names.
+    `folder` has all raw data; if `folder` is None, the environment variable TFF_PDP_DATA names the folder.
 
     Raises:
-      DataError: no folder is named, or it does not hold the data.
+      DataError: no folder is named, or the folder does not contain the data.
     """
     if not inputs.paths:
         return Path(GENERATED)
     named = folder or os.environ.get(DATA_VARIABLE)
     if not named:
-        raise DataError(f"give the folder that holds {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
+        raise DataError(f"give the folder that contains {inputs.paths[0]}: --data DIR, or set {DATA_VARIABLE}")
     for name in inputs.paths:
         path = Path(named) / name
         if path.exists():
             return path.absolute()
-    raise DataError(f"{named} holds none of: {', '.join(inputs.paths)} ({inputs.origin})")
+    raise DataError(f"{named} contains none of: {', '.join(inputs.paths)} ({inputs.origin})")
 
 
 def digest_of_data(inputs: Inputs, path: Path) -> str:
-    """Computes a sha256 of the raw data at a path from `find_input`, including files that are read from beside it.
+    """Computes a sha256 of the raw data at a path from `find_input`, including the files `inputs.beside`.
 
     For generated data, the sha256 is that of the modules that generate them.
     """
@@ -110,7 +110,7 @@ def digest_of(path: Path, pattern: str = "*") -> str:
 
 @functools.cache
 def digest_of_sources() -> str:
-    """Computes a sha256 of the modules that prepare data and train; results are used again only if it is the same."""
+    """Computes a sha256 of this project's modules; stored results are used again only if the sha256 is equal."""
     packages = (tff_pdp, beam_pipelines)
     digests = [digest_of(Path(str(package.__file__)).parent, "*.py") for package in packages]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

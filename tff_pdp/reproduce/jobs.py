@@ -33,7 +33,7 @@ _NOT_DECISIVE_IN_TRAINING = (
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """One run of a reproduction. The job, the reproduction's settings and the data decide its result together.
+    """One run of a reproduction; the job, the reproduction's settings and the data decide the run's result.
 
     Attributes:
       variant: name of a variant of the setting.
@@ -51,7 +51,7 @@ class Job:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Method and variant: jobs in which both are equal share computations, and run faster in one process."""
+        """Method and variant; jobs with equal groups share computations, and so run faster in one process."""
         return self.method, self.variant
 
     def __str__(self) -> str:
@@ -91,21 +91,21 @@ class Reproduction:
         for name in self.methods:
             if name not in self.setting.methods:
                 known = ", ".join(self.setting.methods)
-                raise ConfigError(f"--methods {name!r} is not one of {self.setting_name}'s: {known}")
+                raise ConfigError(f"--methods {name!r} is not a method of {self.setting_name}, which has: {known}")
         for epsilon in self.epsilons:
             if not epsilon > 0:
-                raise ConfigError(f"--epsilons {epsilon:g} must be positive; inf is for no privacy")
+                raise ConfigError(f"--epsilons {epsilon:g} must be positive; inf trains without privacy")
         for value in self.lambdas:
             if not 0 <= value < math.inf:
                 raise ConfigError(f"--grid {value:g} must be finite and not negative")
         if self.lambdas and not set(self.methods) & set(GRID_METHODS):
-            raise ConfigError(f"--grid needs one of the methods {', '.join(GRID_METHODS)}")
+            raise ConfigError(f"--grid needs at least one of the methods {', '.join(GRID_METHODS)}")
         if self.seeds < 1:
             raise ConfigError(f"--seeds {self.seeds} must be at least 1")
 
     @property
     def setting(self) -> Setting:
-        """The setting."""
+        """The setting that is reproduced."""
         return settings.read_setting(self.setting_name)
 
     @property
@@ -114,11 +114,11 @@ class Reproduction:
         return self.setting.scales[self.scale_name]
 
     def variant(self, name: str) -> Variant:
-        """Returns the variant of that name."""
+        """Returns the setting's variant of this name."""
         return next(variant for variant in self.setting.variants if variant.name == name)
 
     def jobs(self) -> list[Job]:
-        """Lists every job: first jobs outside of the grid, variant by variant, then jobs of the grid.
+        """Lists every job: first the jobs outside of the grid of lambda, variant by variant, then the grid's jobs.
 
         A method that does not depend on epsilon is run once, without privacy.
         """
@@ -130,7 +130,7 @@ class Reproduction:
             if self._is_possible(variant, method, epsilon)
         ]
         if not plain:
-            raise ConfigError("nothing to run: the automatic lambda needs noise, and is not one of the paper's choices")
+            raise ConfigError("nothing to run: the automatic lambda needs a finite epsilon, and is not for --paper")
         methods = [name for name in self.methods if name in GRID_METHODS]
         grid = [
             Job(variant, method, epsilon, seed, prox_weight)
@@ -162,7 +162,7 @@ class Reproduction:
         )
 
     def digest(self, job: Job) -> str:
-        """Computes a hash of everything, besides the job itself, that decides the job's result."""
+        """Computes a hash of everything, apart from the job itself, that decides the job's result."""
         content = self._base_config(job.variant, job.method, job.prox_weight, self._rounds(job)).to_dict()
         for key in _NOT_DECISIVE:
             del content[key]

@@ -21,19 +21,19 @@ from tff_pdp.reproduce.sweep import ResultStore, is_a_grid_job
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean over seeds of one method's figure at one epsilon.
+    """The mean over seeds of one method's test metric at one epsilon.
 
     Attributes:
       method: a name in `METHODS`.
       epsilon: epsilon of every silo, or of all users.
       prox_weight: lambda, for a point of the grid; None otherwise.
-      mean: mean of the figure over seeds.
+      mean: mean of the test metric over seeds.
       deviation: sample standard deviation over seeds; None for one seed.
       seeds: number of seeds.
-      with_secret_key: claim that the same training would have with a secret key, as in `result_row`, for the costliest
-        seed.
-      worst_decile: mean over seeds of the mean figure of the tenth of the clients with the worst figures.
-      pooled: mean over seeds of the figure of all clients' test examples together; None unless models rank.
+      with_secret_key: claim and epsilon that this training would have with a secret key, as in `result_row`, for the
+        seed with the largest epsilon.
+      worst_decile: mean over seeds of the mean test metric of the worst tenth of the clients.
+      pooled: mean over seeds of the metric of all clients' test examples together; None unless models rank.
       prevalence: mean over seeds of the share of positive test examples; None unless models rank.
       noise_to_signal: result of `UserPlan.noise_to_signal` on users' noised means; None for silos.
       is_at_every_epsilon: whether the result is the same at every epsilon, so that one run was made for all.
@@ -59,7 +59,7 @@ def means_over_seeds(
     is_grid: bool = False,
     is_at_every_epsilon: Callable[[str], bool] = lambda method: False,
 ) -> list[Mean]:
-    """Computes a mean for each method and epsilon (in a grid, for each lambda too), in the order of first rows."""
+    """Computes a `Mean` for each method and epsilon (in a grid, also each lambda), in the order of their first rows."""
     groups: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         key = (row["method"], float(row["epsilon"]), row["prox_weight"] if is_grid else None)
@@ -91,7 +91,7 @@ def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:
-    """Finds the best lambda for each method and epsilon of a grid, by test examples, as the publication does."""
+    """Finds the best lambda for each method and epsilon of a grid, by the test metric, as the publication does."""
     best: dict[tuple[str, float], Mean] = {}
     for mean in means:
         key = (mean.method, mean.epsilon)
@@ -106,7 +106,7 @@ def is_better(one: float, other: float, metric: Metric) -> bool:
 
 
 def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool | None:
-    """Checks if a statement on two methods holds for these means; None unless both methods have means to compare."""
+    """Checks if a statement on two methods holds for these means; None if there are no two means to compare."""
     values: dict[Any, float] = {(mean.method, mean.epsilon): mean.mean for mean in means}
     values |= {mean.method: mean.mean for mean in means if mean.is_at_every_epsilon}
     epsilons = {mean.epsilon for mean in means} if statement.epsilon is None else {statement.epsilon}
@@ -120,7 +120,7 @@ def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool |
 
 @dataclasses.dataclass(frozen=True)
 class VariantReport:
-    """The figures of one variant.
+    """The results of one variant.
 
     Attributes:
       variant: the variant.
@@ -139,15 +139,15 @@ class VariantReport:
 
 @dataclasses.dataclass(frozen=True)
 class Reported:
-    """All figures of a reproduction.
+    """All results of a reproduction.
 
     Attributes:
       setting: setting of the reproduction.
       title: title of the data set and the scale.
       variants: reports of the variants, in the order in which they were run.
       is_paper_scale: whether the scale is the scale of the published figures.
-      infeasible: reason why a job's budget allows no run, by job.
-      failures: reason of the failure, by failed job.
+      infeasible: reason why the budget of a job allows no run, by job.
+      failures: reason why a job failed, by job.
     """
 
     setting: Setting
@@ -176,7 +176,7 @@ class Reported:
         }
 
     def verdicts(self, variant: VariantReport) -> list[tuple[Statement, bool]]:
-        """Checks those statements of the publication whose two compared methods were both run."""
+        """Checks the publication's statements; leaves out a statement unless both compared methods were run."""
         found = [(one, holds(one, variant.means, self.setting.measured)) for one in self.setting.statements]
         return [(one, verdict) for one, verdict in found if verdict is not None]
 
@@ -259,7 +259,7 @@ def report_text(report: Reported) -> str:
 
 
 def value_text(value: float, metric: Metric) -> str:
-    """Writes a figure with enough digits to show differences between seeds.
+    """Writes a metric's value with enough digits to show differences between seeds.
 
     >>> from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
     >>> value_text(0.0239412, MEAN_SQUARED_ERROR), value_text(0.8125, ACCURACY)

@@ -1,4 +1,4 @@
-"""Runs the command `tff-pdp reproduce`: completes the options, runs all jobs, and writes a report and figures."""
+"""Runs the command `tff-pdp reproduce`: fills in options, runs all jobs, and writes a report and figures."""
 
 import functools
 import math
@@ -35,10 +35,10 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
     """Runs a reproduction.
 
     Args:
-      options: options of the command line, by the names that `tff-pdp reproduce --help` shows.
+      options: options of the command line, by name as in `tff-pdp reproduce --help`.
 
     Returns:
-      The output with `--json`, and the output without `--json`.
+      The result as plain data, for `--json`, and as text.
 
     Raises:
       ConfigError: an option is out of range.
@@ -56,7 +56,7 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Completes the options from the setting and its scale. Raises ConfigError and DataError, as `reproduce` does."""
+    """Builds a reproduction; absent options come from the setting and its scale. Raises errors as `reproduce` does."""
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
@@ -112,5 +112,5 @@ def _epsilon(word: str) -> float:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise ConfigError(f"--epsilons {word!r} is not a number; inf is for no privacy")
+        raise ConfigError(f"--epsilons {word!r} is not a number; inf trains without privacy")
     return value

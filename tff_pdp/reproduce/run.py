@@ -38,7 +38,7 @@ Split = ClientValues | Examples
 
 
 class JobRunner:
-    """Runs jobs one after the other, and keeps what they share: the engine, compiled computations and data.
+    """Runs jobs one after the other, and keeps engine, compiled computations and data, which jobs share.
 
     Attributes:
       computations: computations compiled so far, by `computations_key`.
@@ -57,8 +57,8 @@ class JobRunner:
         """Trains and tests one job.
 
         Raises:
-          ConfigError, DataError, EngineError: errors of preparation, building and training; a budget that allows no run
-            is an outcome instead.
+          ConfigError, DataError, EngineError: preparation, building or training failed; a budget that allows no run is
+            no error but an outcome.
         """
         config = self._reproduction.config(job)
         _prepare_once(config)
@@ -72,7 +72,7 @@ class JobRunner:
         value = mean_over_examples(values, num_examples)
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"the test metric is {value}: training diverged, or no client has test examples for it"
+                f"the test metric is {value}: training diverged, or no client has test examples for this metric"
             )
         metric, (settings,) = self._reproduction.setting.metric, config.algorithms.values()
         shown: dict[str, Any] = {name: settings[name] for name in _ROW_SETTINGS if name in settings}

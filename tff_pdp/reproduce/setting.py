@@ -1,7 +1,7 @@
 """Describes published experiments: their data, methods, variants and scales, and the published figures.
 
-Each experiment is a file in `tff_pdp/configs/reproduce/published`. Its runs vary the configuration of the same name in
-`tff_pdp/configs/reproduce`. Its methods are the rows of its results.
+Each experiment is a file in `tff_pdp/configs/reproduce/published`. The experiment's runs vary the configuration of the
+same name in `tff_pdp/configs/reproduce`. Each method is a row of the results.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_
 
 @dataclasses.dataclass(frozen=True)
 class SweptMethod:
-    """A row of the results: a method of the configuration, perhaps with other settings."""
+    """A row of the results: title, name of a method in the configuration, settings that replace the method's."""
 
     title: str
     algorithm: str
@@ -78,7 +78,7 @@ PublishedByMethod = dict[str, dict[str, float]]
 
 
 class Variant(Settings):
-    """One way to run a setting; its rows are in `results.json` for the default, otherwise in `results_<name>.json`.
+    """One way to run a setting; results are in `results.json` for the default, else in `results_<name>.json`.
 
     Attributes:
       name: `default`, or the name in the variant's files.
@@ -87,10 +87,10 @@ class Variant(Settings):
       is_optional: whether the variant is run only when it is asked for by name.
       overrides: values that replace the configuration's, by dotted key.
       algorithm_settings: settings that replace those of the configuration's methods, by name of the method.
-      rounds: number of rounds in the publication, by epsilon, for scales with `takes_rounds`.
+      rounds: number of rounds in the publication, by epsilon; used by scales with `takes_rounds`.
       paper_values: published figures that replace the setting's; None for the setting's.
-      deviations: differences from the publication in this variant, but not in every variant: names in the setting's
-        `deviations`, or sentences.
+      deviations: differences from the publication that not every variant has: sentences, or names in the setting's
+        `deviations`.
     """
 
     name: Name
@@ -117,7 +117,7 @@ class Variant(Settings):
 
 
 class Scale(Settings):
-    """The extent of a reproduction.
+    """The size of a reproduction: epsilons, seeds, methods, and replaced settings.
 
     Attributes:
       epsilons: epsilons of each silo, or of all users; infinite for no privacy.
@@ -163,23 +163,23 @@ class Statement(Settings):
 
 
 class Setting(Settings):
-    """One published experiment, or one of our own.
+    """A published experiment, or an experiment of this project.
 
     Attributes:
       name: name of the experiment in the command and in files.
       title: title for readers.
       metric: name of the metric of test examples.
       inputs: name of the raw data, in `INPUTS`.
-      seed_splits: whether a seed decides the division into training and test as well, or noise and batches alone.
+      seed_splits: whether a seed also decides the split into training and test data, besides noise and batches.
       scales: scales by name.
-      default_scale: name of the scale that is run if none is named.
-      variants: variants, the default of each kind first.
+      default_scale: name of the scale that is run if the user names none.
+      variants: the variants; among those with `is_paper`, and among the others, the first is the default.
       paper: name of the publication in texts; empty for an experiment of our own.
-      clients: kind of the clients, whose privacy is protected.
+      clients: kind of the clients: `silos` or `users`.
       methods: names in `METHODS` for which the configuration has settings.
-      paper_values: figures at the publication's own scale, from the publication or its released code.
+      paper_values: published test metrics at the publication's own scale, from the publication or its released code.
       statements: the publication's statements on which of two methods is better.
-      deviations: differences from the publication: `every`, in all variants, and others, in variants that name them.
+      deviations: differences from the publication, by name: `every`, for all variants, and names that variants list.
     """
 
     name: Name
@@ -221,12 +221,12 @@ class Setting(Settings):
         return _METRICS[self.metric]
 
     def published(self, variant: Variant) -> Published:
-        """Returns the published figures with which a variant's figures are compared."""
+        """Returns the published test metrics to compare a variant's results with, by method and epsilon."""
         values = self.paper_values if variant.paper_values is None else variant.paper_values
         return {(method, float(key)): value for method, own in values.items() for key, value in own.items()}
 
     def deviations_of(self, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
-        """Lists a run's differences from the publication, and other things to know about the run, one sentence each."""
+        """Lists a run's differences from the publication and other remarks on the run, one sentence each."""
         named = (*variant.deviations, "every")
         found = [line for one in named for line in self.deviations.get(one, () if one == "every" else (one,))]
         if scale.deviation:
@@ -248,7 +248,7 @@ class Setting(Settings):
         return self.clients == "users" and method in RELEASE_NOTHING
 
     def chosen_variants(self, names: tuple[str, ...], *, is_paper: bool) -> tuple[Variant, ...]:
-        """Returns the variants of those names; without names, the variants that are run by default.
+        """Returns the variants with these names; without names, the variants that are run by default.
 
         Raises:
           ConfigError: a named variant does not exist, or there is no publication for `--paper`.
@@ -258,13 +258,13 @@ class Setting(Settings):
             raise ConfigError(f"--paper: {self.name} repeats no publication")
         for name in names:
             if name not in known:
-                raise ConfigError(f"--variants {name!r} is not one of {self.name}'s: {', '.join(known)}")
+                raise ConfigError(f"--variants {name!r} is not a variant of {self.name}, which has: {', '.join(known)}")
         return tuple(known[name] for name in names or known if names or not known[name].is_optional)
 
 
 @functools.cache
 def read_setting(name: str) -> Setting:
-    """Reads the setting with a name in `NAMES`.
+    """Reads the setting of a published experiment, whose name is in `NAMES`.
 
     Raises:
       ConfigError: the name is unknown, or the setting's file is not valid.

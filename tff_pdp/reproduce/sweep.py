@@ -59,16 +59,16 @@ def result_row(
       value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
       with_secret_key: `claim`, `claim_reason` and `epsilon` that the same training would have with a secret key;
         epsilon is the largest over clients, by this project's accountants, or None if that claim is `none`.
-      mean_over_clients: unweighted mean over clients of the same metric.
-      worst_decile: mean of the same metric over the tenth of the clients with the worst values.
+      mean_over_clients: unweighted mean over clients of the personal models' test metric.
+      worst_decile: mean of the personal models' test metric over the worst tenth of the clients.
       settings: settings of the method and its noise, such as `learning_rate` and `prox_weight`.
-      pooled: figures of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
+      pooled: metrics of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
         share of positive examples. With many examples, a random ranking's average precision is the prevalence; with
         few, it is somewhat higher.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other arguments, pooled
-      figures and the settings. Infinity is the text "inf".
+      `method`, `epsilon`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other arguments, and the
+      entries of `pooled` and `settings`. Infinity is the text "inf".
     """
     return {
         "method": job.method,

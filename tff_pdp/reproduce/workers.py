@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignals:
-    """Within its context, SIGINT and SIGTERM only make `descriptor` readable; afterwards, they have their usual effect.
+    """A context in which SIGINT and SIGTERM only make `descriptor` readable; a signal takes effect at the end.
 
     An exception that a signal raises at an arbitrary moment can be lost: Python ignores exceptions in destructors and
     in callbacks of weak references. Also, a signal that arrives just before a system call, after Python last checked
@@ -100,15 +100,15 @@ def run_jobs(
     """Runs jobs in worker processes, and yields each as it finishes.
 
     The processes end if the iterator is closed, for instance by an exception in the loop over it. They also end on
-    Ctrl-C and SIGTERM, which take effect in this function once the processes have ended, and never in the body of that
-    loop.
+    Ctrl-C and SIGTERM. After the processes have ended, the signal takes its usual effect in this function, and never in
+    the body of the loop.
 
     Args:
       jobs: picklable jobs, each with a `group` that is equal for jobs that share preparations. Jobs start in about this
         order; jobs of a group are run by one worker unless that leaves a worker idle.
       build_runner: picklable function; see `BuildRunner`.
       num_workers: largest number of processes at a time.
-      log_file: file that the output of workers is appended to, including Python's warnings and TensorFlow's messages.
+      log_file: file to which the workers' output is appended, with Python's warnings and TensorFlow's messages.
     """
     waiting = list(jobs)
     workers: list[_Worker] = []

@@ -1,5 +1,5 @@
-"""Checks of algorithms, models, kinds of raw data and privacy plans, for tests of code outside this package. Each
-function raises an `AssertionError` that names the broken rule. An example: `testing.check_algorithm(build_my_method)`.
+"""Checks algorithms, models, kinds of raw data and privacy plans that are defined outside this package. Each function
+raises an `AssertionError` that names the broken rule. An example: `testing.check_algorithm(build_my_method)`.
 
 algorithms: small clients, and the contract of an algorithm
 parts: contracts of a model, a kind of raw data, a privacy plan

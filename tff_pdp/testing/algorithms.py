@@ -29,10 +29,10 @@ _DRAWS = 60
 
 
 def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
-    """Checks that releases are declared and noised, that no gradient is taken twice, and that all engines agree.
+    """Checks declarations, noise and reproducibility, and that clients one by one and in stacks have equal results.
 
     Args:
-      build: builder of the algorithm, a function of a module that Python can import, as in `algorithms.NAME.kind`.
+      build: builder of the algorithm, a function in a module that can be imported, as in `algorithms.NAME.kind`.
       settings: arguments of the builder, and hyper-parameters.
 
     Raises:
@@ -61,7 +61,7 @@ def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
 
 
 def check_declarations(algorithm: Algorithm) -> None:
-    """Checks that nothing undeclared leaves a client, and that each gradient is computed once.
+    """Checks that a client releases nothing undeclared, and computes each charged gradient once.
 
     Raises:
       AssertionError: a rule is broken.
@@ -133,7 +133,7 @@ def _check_states(process: PersonalizedProcess, algorithm: Algorithm, trained: A
 def client_data(
     seed: int = 0, rows: Sequence[int] = ROWS, padding: float = 0.0, padding_label: int = 0
 ) -> list[collections.OrderedDict[str, Any]]:
-    """Returns random data of `len(SIZES)` clients: float32 `x [rows, 2, 2, 1]`, int64 `y [rows]` of three classes."""
+    """Returns random data of `len(SIZES)` clients: `x` float32 `[rows, 2, 2, 1]`, `y` int64 `[rows]`, 3 classes."""
     rng = np.random.default_rng(seed)
     data = []
     for size, padded in zip(SIZES, rows, strict=True):
@@ -146,7 +146,7 @@ def client_data(
 
 
 def compose_with_dp_sgd(algorithm: Algorithm, model: Model) -> PersonalizedProcess:
-    """Composes an algorithm with DP-SGD and, if there are candidates, private selections."""
+    """Composes an algorithm with DP-SGD and, if the algorithm has candidates, private selections."""
     selector = build_selector(model, loss_bound=1.0) if algorithm.candidates else None
     return compose(algorithm, model, estimator=build_dp_sgd(model), selector=selector)
 
@@ -160,7 +160,7 @@ def client_params(
     selection_epsilon: float = 0.5,
     **hparams: Any,
 ) -> list[Any]:
-    """Returns all clients' parameters of a round; each value is a number for all, or a tuple with one per client."""
+    """Returns all clients' parameters of a round; a value is one number for all, or a tuple of one per client."""
     key = RunKey.from_test_seed(5)
     estimator = build_dp_sgd(MODEL)
     columns = client_params_columns(
@@ -182,7 +182,7 @@ def client_params(
 def ready(
     process: PersonalizedProcess, algorithm: Algorithm, server: Any, clients: Any, data: Any = None, **params: Any
 ) -> Any:
-    """Returns the states after `adapt`, from which clients' models are made; unchanged for methods without `adapt`."""
+    """Returns clients' states after `adapt`, from which models are made; without `adapt`, the states are unchanged."""
     if process.adapt is None:
         return clients
     data = client_data() if data is None else data
@@ -197,7 +197,7 @@ def run(
     data: Any = None,
     **params: Any,
 ) -> tuple[Any, Any]:
-    """Runs rounds, and returns server and client states; `rounds` is (first, last) if `start` has clients' states."""
+    """Runs `rounds` rounds or, from states `start`, the rounds (first, last); returns server and client states."""
     server, clients = start or (process.initialize(), None)
     first = 1
     if clients is None:
@@ -211,7 +211,7 @@ def run(
 
 
 def run_once(algorithm: Algorithm, grad_fn: Any = None) -> ClientResult:
-    """Runs one client's round, with three steps and a bound of five, and the server's update, outside of computations.
+    """Runs one client's round, of three steps with a bound of five, and the server's update, outside of TFF.
 
     Returns:
       The client's result.
@@ -254,7 +254,7 @@ def _aggregates(algorithm: Algorithm, released: Mapping[str, Any], hparams: Mapp
 
 
 def client_release(algorithm: Algorithm) -> Callable[..., np.ndarray]:
-    """Builds `(round number, client, **mechanism) -> released values` of a client's round of one step, under DP-SGD."""
+    """Builds a function `(round number, client, **mechanism)` that returns a client's releases of one DP-SGD step."""
     initial = collections.OrderedDict((name, tf.constant(array)) for name, array in MODEL.init(0).items())
     message = algorithm.broadcast(algorithm.init_server(initial))
     selector = build_selector(MODEL, loss_bound=1.0) if algorithm.candidates else None
@@ -277,7 +277,7 @@ def client_release(algorithm: Algorithm) -> Callable[..., np.ndarray]:
 
 
 def leaves(value: Any) -> list[np.ndarray]:
-    """Returns the arrays of a nested value, in TensorFlow's order."""
+    """Returns the arrays of a nested value, in the order of `tf.nest.flatten`."""
     return [np.asarray(leaf) for leaf in tf.nest.flatten(value)]
 
 

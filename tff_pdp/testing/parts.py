@@ -104,7 +104,7 @@ def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Ten
 def check_source(
     kind: type[SourceSettings], settings: Mapping[str, Any], folder: Path, *, num_clients: int | None = None
 ) -> ClientDataset:
-    """Checks a kind of raw data: the same settings give the same dataset, and every example is accounted for.
+    """Checks a kind of raw data: equal settings give equal datasets, and every example is kept, or dropped and counted.
 
     Args:
       kind: class of the settings.
@@ -117,7 +117,7 @@ def check_source(
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, DataError: the source raises it.
+      ConfigError, DataError: an error that the kind of raw data raises.
     """
     first, second = (_prepared(kind, settings, folder / name) for name in ("first", "second"))
     manifest = first.manifest
@@ -150,7 +150,7 @@ def _prepared(kind: type[SourceSettings], settings: Mapping[str, Any], folder: P
 def check_plan(
     kind: type[PlanSettings], settings: Mapping[str, Any], training: PlannedTraining | None = None
 ) -> PrivacyPlan:
-    """Checks a privacy plan: its charges are those planned, stay within budgets, and end with the last round.
+    """Checks a privacy plan: charges equal the planned charges, stay within budgets, and end with the last round.
 
     Args:
       kind: class of the settings.
@@ -158,11 +158,11 @@ def check_plan(
       training: training that the plan is for; by default 6 rounds of 12 clients of different sizes.
 
     Returns:
-      The plan, for checks of its own mechanism.
+      The plan, for further checks, such as of the plan's mechanism.
 
     Raises:
       AssertionError: a rule is broken.
-      ConfigError, BudgetError: the plan raises it.
+      ConfigError, BudgetError: an error that the plan raises.
     """
     training = training or PlannedTraining(
         _SIZES, dict.fromkeys(_SIZES, 2), rounds=6, num_parameters=100, num_released=100

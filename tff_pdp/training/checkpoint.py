@@ -23,14 +23,14 @@ KEPT = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Checkpoint(Saved):
-    """The full state of a run after `round_number` rounds; continuing from it gives the same bits as not stopping.
+    """The full state of a run after `round_number` rounds; a resumed run has the same bits as an uninterrupted one.
 
     Attributes:
       server_state: state of the server, a nest of arrays.
       client_ids: ids of the clients, in the order of `client_states`.
-      client_states: a nest of arrays for each client; or a store of users' states, which is saved separately.
+      client_states: for each client, a nest of arrays; or a store of all users' states, which is saved separately.
       run_key: the run's secret, never None.
-      hook: memory of the method's hook, a nest of arrays; empty without a hook.
+      hook: state of the method's hook, a nest of arrays; empty without a hook.
     """
 
     server_state: Any
@@ -40,12 +40,12 @@ class Checkpoint(Saved):
     hook: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def was_made_with(self, config_hash: str) -> bool:
-        """Checks if the run began with the settings and data of this digest; early runs stored it without a key."""
+        """Checks if the run was started with the settings and data whose digest, without a key, is `config_hash`."""
         return self.config_hash in (self.run_key.keyed(config_hash), config_hash)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Writes a checkpoint and removes all but the newest few; a folder with a round's name is always complete."""
+    """Writes a checkpoint and removes all but the newest `KEPT`; folders named after rounds are always complete."""
     final = folder / checkpoint_files.folder_name(checkpoint.round_number)
     checkpoint_files.sweep(folder)
     staging = folder / f".{final.name}.tmp"
@@ -105,7 +105,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
     If users' states are in a store, the caller must fill in `client_ids` and `client_states`.
 
     Raises:
-      DataError: a file of the newest checkpoint is missing, damaged or of another round.
+      DataError: a file of the newest checkpoint is missing or damaged, or belongs to another round.
       ConfigError: the run has been sealed.
     """
     charges = read_charges(folder.parent)
@@ -141,7 +141,7 @@ def load_latest(folder: Path) -> Checkpoint | None:
 
 
 def oldest_kept(folder: Path) -> int:
-    """Returns the round of the oldest checkpoint."""
+    """Returns the round number of the oldest checkpoint that is kept."""
     return int(complete(folder)[0].name.removeprefix("round_"))
 
 

@@ -24,12 +24,12 @@ from tff_pdp.training.record.releases import release_of
 
 
 def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: Charges, upper: Ledger | None) -> None:
-    """Enters a run into the registry before it draws noise; raises the entry's spending if rounds are drawn anew.
+    """Enters a run into the registry before its first noise; raises the entry's spending if rounds are drawn anew.
 
     `upper` is a ledger of the most that the run can have spent at its end; None without privacy.
 
-    Guarantee: when this returns, the run's entry on disk covers all that the run will ever spend, unless rounds are
-      drawn anew later.
+    Guarantee: when this function returns, the entry on disk covers all that the run will ever spend, unless rounds
+      are drawn anew later.
 
     Raises:
       DataError: the registry is damaged.
@@ -60,22 +60,22 @@ def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: C
 
 
 def check_newest(config: ExperimentConfig, folder: Path, charges: Charges) -> None:
-    """Checks that a run's folder is not an older copy, which would repeat rounds that another copy has made.
+    """Checks that a run's folder is not an outdated copy, which would repeat rounds that another copy has run already.
 
     Raises:
-      DataError: the registry has more rounds of the run than the folder; or the registry is damaged.
+      DataError: the registry lists rounds of the run that the folder lacks; or the registry is damaged.
     """
     registry = Registry(config.privacy.registry)
     known = registry.find(charges.run_id)
     if known is not None and not known.is_in(charges.chains, release_of(charges).size):
         raise DataError(
-            f"{folder} lacks rounds that the registry {registry.folder} has of its run: another copy of the run was "
+            f"{folder} lacks rounds of its run that the registry {registry.folder} lists: another copy of the run was "
             "continued. Restore the newest copy, or give --overwrite to start again"
         )
 
 
 def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
-    """Enters the present end of an unfinished run's record into the registry; a killed run may not have done this.
+    """Enters the last line of an unfinished run's record into the registry, in case a kill prevented this entry.
 
     Raises:
       DataError: another copy of the run was continued, or the registry is damaged.
@@ -86,9 +86,9 @@ def tell_registry(config: ExperimentConfig, charges: Charges) -> None:
 
 
 def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charges: Charges | None) -> None:
-    """Enters a run that has ended into the registry, for instance a run from another computer.
+    """Enters a finished run into the registry, for instance a run from another computer.
 
-    A copy of a run that was continued under another registry gets an entry of its own. Errors are those of `enter_run`.
+    If a copy of a run was continued under another registry, the copy gets a separate entry. Errors: as in `enter_run`.
     """
     if charges is None or not charges.through_round:
         return
@@ -101,7 +101,7 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
 
 
 def settle(config: ExperimentConfig, folder: Path) -> None:
-    """Enters into the registry the most that a folder's run has spent; the run has ended or is about to be removed.
+    """Enters what the run in a folder has spent into the registry, once the run has ended or before its removal.
 
     Raises:
       DataError: the run's record cannot be read, or the registry is damaged.
@@ -126,7 +126,7 @@ def planned_ledger(plan: PrivacyPlan, state: Checkpoint) -> Ledger | None:
 
 
 def rest_of_plan(plan: PrivacyPlan, scope: str, round_number: int) -> Counter[dp_accounting.DpEvent]:
-    """Counts the releases of a scope in the rounds after `round_number`."""
+    """Counts, by event, the releases planned for a scope (a silo, or all users) in the rounds after `round_number`."""
     rest: Counter[dp_accounting.DpEvent] = Counter()
     for number in range(round_number + 1, plan.rounds + 1):
         rest.update({hashable(event): count for event, count, _ in plan.charges(scope, number)})

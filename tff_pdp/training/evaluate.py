@@ -1,7 +1,7 @@
 """Tests trained methods, and writes the report of their metrics.
 
-A ranking's figure, such as average precision, is computed from the test examples of all clients together; each example
-is scored by its client's personal model.
+Ranking metrics, such as average precision, are computed from the test examples of all clients together. The personal
+model of each client scores the client's own examples.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from tff_pdp.training.run_folder import read_metrics
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
-    """Returns a method and its final state.
+    """Loads a trained method and its final state.
 
     Raises:
       ConfigError: the method has not been trained to its last round with these settings.
@@ -82,8 +82,8 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
 def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = None) -> dict[str, Any]:
     """Tests the personal models, writes `report.html` and `summary.json`, and returns the summary.
 
-    For models with a ranking, summary and report also have the ranking's figure for all clients' test examples
-    together, such as `pooled_average_precision`.
+    If the model defines a ranking metric, summary and report also state the metric for the test examples of all
+    clients together, for example `pooled_average_precision`.
 
     Raises:
       ConfigError: a method has not been trained.
@@ -110,7 +110,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """Formats the headline figures as a small text table."""
+    """Formats the headline metrics as a small text table."""
     direction = "higher" if summary["higher_is_better"] else "lower"
     clients = "silos" if "silos" in summary else "users"
     pooled = f"pooled_{summary['metric']}"
@@ -221,11 +221,11 @@ def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
 def pooled_figures(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, float]:
-    """Returns the figure of the model's ranking, under a name such as `pooled_average_precision`. Needs an engine.
+    """Returns the ranking metric over all clients' examples together, under its name. Needs an engine.
 
-    The figure is exact, not private. Unlike a mean of clients' own figures, it also compares scores of different
-    clients' models. It is NaN if no client has a positive example; the result is empty for models without a ranking.
-    `data` has held-out examples; `train_data` has training examples, for users that adapt their models first.
+    An example is `pooled_average_precision`; the result is empty for models without a ranking. Unlike a mean over
+    clients, the metric also compares scores of different clients' models. The value is exact, not private, and NaN if
+    no client has a positive example. `data` are held-out examples; `train_data` are for users that adapt before.
     """
     ranking = method.model.ranking
     if ranking is None:
@@ -238,7 +238,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields float32 scores and int64 labels, `[n]`, of each client with examples; arguments as in `pooled_figures`."""
+    """Yields float32 scores and int64 labels, `[examples]`, of each non-empty client; args as in `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

@@ -1,7 +1,7 @@
-"""Collects the facts of an experiment's privacy statement from plans and ledgers: costs of silos, or of users.
+"""Collects the facts for an experiment's privacy statement from plans and ledgers: privacy costs of silos, or of users.
 
-The facts include the cost of all runs on record, and the cost of tuning if every configuration tried were charged as a
-release.
+The facts include the cost of all runs on record. The facts also include the cost that tuning would have if every
+configuration that was tried counted as a release.
 """
 
 import math
@@ -35,9 +35,9 @@ Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
-    """Returns the claim for a run's released models, for all silos or users together, and its reason in one line.
+    """Returns the privacy claim that holds for a run's models and all silos or users, and its reason in one line.
 
-    `shown_id` maps a silo's id to the id that is shown; None if no silo is to be named.
+    `shown_id` maps a silo's id to the id that the reason names; None if the reason must not name a silo.
     """
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
@@ -56,7 +56,7 @@ def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, s
 
 
 def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts | UserFacts:
-    """Returns the facts for the statement on some of an experiment's methods; silos are in the dataset's order."""
+    """Returns the facts for a privacy statement on the given trained methods; silos are in the dataset's order."""
     plans: list[Any] = [method.plan for method, _ in trained]
     methods = tuple(_method_facts(config, method, state) for method, state in trained)
     on_record = _runs_on_record(config, trained)
@@ -175,7 +175,7 @@ def _user_costs(method: Method, state: Checkpoint) -> UserCosts:
 
 
 def user_sums(config: ExperimentConfig, trained: Sequence[Trained]) -> UserSums:
-    """Describes how users' releases are summed and noised, preferably in a method that releases something."""
+    """Describes how users' releases are summed and noised, in the first method that releases anything."""
     plans: dict[str, Any] = {method.algorithm.title: method.plan for method, _ in trained}
     plan = max(plans.values(), key=lambda one: one.num_released > 0)
     return plan.sums(

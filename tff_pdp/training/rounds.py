@@ -1,4 +1,4 @@
-"""Makes a run's first state and the state after each round, for which it charges the ledger and trains the cohort."""
+"""Makes a run's first state, and runs single rounds: a round charges the ledger, then trains the cohort."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,9 +30,9 @@ _CLIENTS_AT_A_TIME = 512
 
 
 def first_state(method: Method, test_only_seed: int | None, store_folder: Path | None = None) -> Checkpoint:
-    """Returns the state before the first round, under a new key. Needs an engine.
+    """Returns a new run's state before its first round, with a new run key. Needs an engine.
 
-    `test_only_seed` fixes the key; users' states are kept in `store_folder` or, if that is None, in memory.
+    `test_only_seed`, unless None, fixes the key. Users' states are stored in `store_folder`; None for memory.
 
     Raises:
       BudgetError: the planned rounds would overspend a silo's budget.
@@ -62,10 +62,10 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
 
 
 def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
-    """Returns the state for a new attempt, which draws rounds as if from another key. Needs an engine.
+    """Returns the state for a new attempt, whose rounds have new random draws. Needs an engine.
 
     Raises:
-      ConfigError: noise of earlier rounds is part of later rounds, so that no round can be drawn anew.
+      ConfigError: later rounds depend on noise or a clip norm of earlier rounds, and cannot be drawn anew.
     """
     method.plan.check_redrawn(state.round_number)
     run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
@@ -75,13 +75,13 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
 
 
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
-    """Charges one round to the ledger, runs it, and returns the state after it. Needs an engine.
+    """Charges one round to the ledger, runs the round, and returns the new state. Needs an engine.
 
-    Clients outside the round's cohort keep their states. If the method has a hook, the hook sets hyper-parameters of
-    the round and learns from the round's outcome.
+    Clients outside the round's cohort keep their states. If the method has a hook, the hook sets hyper-parameters
+    before the round and is updated with the result of the round.
 
     Raises:
-      BudgetError: a scope would overspend; nothing was run.
+      BudgetError: a scope (a silo, or all users) would overspend; nothing was run.
     """
     if state.ledger is not None:
         method.plan.charge_round(state.ledger, round_number)
@@ -110,9 +110,9 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:
-    """Yields (places, states) of some clients at a time, until all are done, ready for predictions. Needs an engine.
+    """Yields clients' states, ready for predictions, in parts `(places, states)`. Needs an engine.
 
-    If users adapt to their training examples (`Algorithm.adapt`), a copy is adapted, so that training is not affected.
+    Places are positions in `state.client_ids`. If users adapt (`Algorithm.adapt`), copies of their states are adapted.
     """
     if not is_store(state.client_states):
         yield np.arange(len(state.client_ids)), state.client_states
@@ -124,12 +124,12 @@ def ready_states(
 def ready_states_of(
     method: Method, state: Checkpoint, places: np.ndarray, train_data: Examples | ClientValues | None
 ) -> Sequence[Any]:
-    """Returns the states of the clients at these places, in this order, ready for predictions. Needs an engine."""
+    """Returns states, ready for predictions, of the clients at `places`, in that order. Needs an engine."""
     states = select_states(state.client_states, places, method.client_state_type)
     if method.process.adapt is None:
         return states
     if train_data is None:
-        raise ValueError(f"{method.algorithm.name} adapts to training examples, which were not given")
+        raise ValueError(f"{method.algorithm.name} adapts to training examples: pass them as `train_data`")
     params = method.client_params(state.run_key, max(state.round_number, 1), places, run=ADAPTATION)
     return method.process.adapt(state.server_state, states, train_data.select(places), params)
 
@@ -139,9 +139,9 @@ def evaluate_clients(
 ) -> dict[str, Mapping[str, Any]]:
     """Returns each client's exact `personal` and `global` metrics on `data`, by id; not private. Needs an engine.
 
-    The key of the model's own metric is the metric's `example_name`; its value is NaN for a client without examples or,
-    if the metric is a ranking, without positive examples. `train_data` has training examples, for users that adapt
-    first.
+    The model's own metric has the key `example_name` of the metric. The value is NaN for a client without examples; a
+    ranking metric is also NaN for a client without positive examples. `train_data` has training examples, for users
+    that adapt before predictions.
     """
     found: dict[str, Mapping[str, Any]] = {}
     for places, states in ready_states(method, state, train_data):

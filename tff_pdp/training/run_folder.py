@@ -29,10 +29,10 @@ _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
 
 
 def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Makes a run's folder with the resolved experiment and no metrics; first removes a run without any checkpoint.
+    """Makes a run's folder with the resolved experiment and no metrics; replaces a run that has made no round.
 
     Raises:
-      DataError: the folder has a record of rounds whose checkpoints are gone.
+      DataError: the folder has a record of rounds, but no checkpoint.
     """
     charges = read_charges(folder)
     if charges is not None and charges.through_round:
@@ -50,14 +50,16 @@ def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes files that killed commands left in a run's folder; only the folder's writer may call this."""
+    """Removes temporary files that killed commands left in a run's folder; to be called only by the folder's writer."""
     remove_attempts(folder)
     for part in _RESUMED:
         checkpoint_files.sweep(folder / part)
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Refuses to repeat rounds that would be rounded differently: their noise is the same, and would not hide this.
+    """Checks that a run is resumed with the engine, device and parallelism that it was started with.
+
+    Otherwise, repeated rounds would add the same noise to differently rounded sums, which would reveal data.
 
     Raises:
       ConfigError: the run was started with another engine, device or parallelism.
@@ -68,16 +70,16 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
     for key in _DECISIVE:
         if started_with[key] != content[key]:
             raise ConfigError(
-                f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it in "
-                "the same way, or give --overwrite to start again"
+                f"{folder} was started with training.{key} {started_with[key]!r}, not {content[key]!r}: resume it "
+                "with the old value, or give --overwrite to start again"
             )
 
 
 def check_beside(folder: Path, *, is_replaced: bool) -> None:
-    """Checks the files that a command continues from, before they are used.
+    """Checks the files that a command continues from, before the command uses the files.
 
-    These are the files beside the run's newest checkpoint, unless the run `is_replaced`; and the file of silos'
-    releases before training: if that file were missing, silos would release a second time.
+    Files beside the newest checkpoint are checked unless the run `is_replaced`. The file of silos' releases before
+    training is checked in any case: without that file, silos would release their statistics a second time.
 
     Raises:
       ConfigError: the folder is a link.
@@ -104,7 +106,7 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
 
 
 def read_started_with(folder: Path) -> dict[str, Any]:
-    """Reads the resolved experiment that a run was started with; files of the first version need no digest.
+    """Reads the resolved experiment that a run was started with; files of format version 1 may lack a digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.
@@ -134,7 +136,7 @@ def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
 
 
 def append_metrics(folder: Path, round_number: int, metrics: Mapping[str, Any]) -> None:
-    """Adds a row of validation metrics; when this returns, the row outlasts a power cut."""
+    """Adds a row of validation metrics; the row outlasts a power cut once the function has returned."""
     path = folder / METRICS_FILE
     with naming(path), open(path, "a") as file:
         row = {"format_version": FORMAT_VERSION, "round": round_number, "split": "validation", **metrics}
@@ -180,12 +182,12 @@ def cut_metrics(folder: Path, round_number: int) -> None:
 
 
 def write_selected(folder: Path, selected: Mapping[str, Mapping[str, Any]]) -> None:
-    """Writes the hyper-parameters that each silo selected in a search, by client id."""
+    """Writes the hyper-parameters that each silo selected in a search; keys are client ids."""
     write_json(folder / SELECTED_FILE, {"format_version": FORMAT_VERSION, "selected": selected})
 
 
 def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Reads the selection that `write_selected` wrote; files of the first version need no digest.
+    """Reads the hyper-parameters that `write_selected` wrote; files of format version 1 may lack a digest.
 
     Raises:
       DataError: the file is missing, damaged, or of another format version.

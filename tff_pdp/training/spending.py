@@ -1,4 +1,4 @@
-"""Puts rounds on a run's record before they are run, several at a time."""
+"""Writes the cost of rounds to a run's record before the rounds are run, several rounds at a time."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -25,15 +25,14 @@ _SHARE = 100
 
 
 class Choices(dict[str, str]):
-    """Maps the fingerprint of each computation to the engine's choice of how to compute its clients.
+    """Maps each computation's fingerprint to the mode in which the engine computes clients, such as one by one.
 
-    Results of different choices are rounded differently. So a choice is put on the run's record before a result of the
-    choice is
-    used: a resumed run keeps the choice, and if two copies of a run choose differently, only one can continue.
+    Results of different modes are rounded differently. So each choice is on the run's record before a result is used.
+    A resumed run uses the recorded mode; if two copies of a run choose different modes, only one copy can continue.
     """
 
     def __init__(self, folder: Path | None = None):
-        """Reads the choices of the run in a folder; `folder` is None for a new run.
+        """Reads the recorded choices of the run in `folder`; None for a new run.
 
         Raises:
           DataError: the run's record is damaged.
@@ -43,7 +42,7 @@ class Choices(dict[str, str]):
         self._keep: Callable[[Mapping[str, str]], None] | None = None
 
     def keep_by(self, keep: Callable[[Mapping[str, str]], None]) -> None:
-        """Sets the function that puts each further choice on record."""
+        """Sets the function that writes each further choice to the record."""
         self._keep = keep
 
     def __setitem__(self, computation: str, mode: str) -> None:
@@ -53,7 +52,7 @@ class Choices(dict[str, str]):
 
 
 class Spending:
-    """Keeps a run's record ahead of its rounds.
+    """Reserves the cost of a run's rounds on its record before the rounds are run.
 
     Guarantee: after `before_round(n)` the record has the cost of all rounds up to n, whatever happens next.
     """
@@ -66,18 +65,18 @@ class Spending:
         arithmetic: Mapping[str, Any],
         registry: Registry,
     ):
-        """Continues a run from a state; rounds after the state that are on record already need no new reservation.
+        """Continues a run from a state; later rounds that the record has reserved already are not reserved again.
 
         Args:
           writer: writer of the run's charges.
           plan: privacy plan of the run.
-          state: state that the run continues from, in the newest attempt on record; its ledger is not changed.
-          arithmetic: everything that the bits of a round depend on.
+          state: state that the run continues from, in the newest attempt on record; the state's ledger is not changed.
+          arithmetic: conditions that decide how a round's sums are rounded, as `arithmetic_here` returns them.
           registry: registry that each reservation is entered into.
 
         Raises:
-          DataError: the reservation does not follow from the state's ledger.
-          BudgetError: the rest of the plan would overspend.
+          DataError: the reservation on record differs from the state's ledger plus the reserved rounds.
+          BudgetError: the rest of the planned rounds would overspend.
         """
         self._writer, self._plan, self._arithmetic, self._registry = writer, plan, arithmetic, registry
         self._through_round = state.round_number
@@ -100,7 +99,7 @@ class Spending:
         self._reserved_round = self._through_round
 
     def before_round(self, round_number: int) -> None:
-        """Reserves a round and some after it, unless it is reserved already.
+        """Reserves a round and some later rounds, unless the round is reserved already.
 
         Raises:
           BudgetError: the round would overspend; nothing was reserved.
@@ -115,7 +114,7 @@ class Spending:
         self._reserved_round = self._through_round
 
     def choose(self, choices: Mapping[str, str]) -> None:
-        """Puts on record how clients are computed from now on; errors as in `before_round`."""
+        """Records the modes in which clients are computed from now on."""
         self._writer.choose(choices)
         self._tell_registry()
 
@@ -135,7 +134,7 @@ class Spending:
 
 
 def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
-    """Checks that the rounds after `round_number` fit into the budgets; the ledger may have a round more than once.
+    """Checks that the rounds after `round_number` fit into the budgets, in addition to everything in the ledger.
 
     Raises:
       BudgetError: the rounds do not fit into the budgets.
@@ -145,13 +144,13 @@ def check_rest(plan: PrivacyPlan, ledger: Ledger, round_number: int) -> None:
 
 
 def close_run(writer: ChargesWriter, state: Checkpoint) -> None:
-    """Puts on record, if it is not there yet, that a run has ended; a run of the first version may have no record."""
+    """Records that a run has ended, unless that is on record already; does nothing for a run without a record."""
     if writer.charges is not None and not writer.charges.is_closed:
         writer.close_run(state.round_number, state.ledger)
 
 
 def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
-    """Begins the record of a run, with the reason if no privacy is claimed for the run."""
+    """Begins the record of a run; if no privacy is claimed for the run, the record states the reason."""
     reasons = [KNOWN_SEED] if first.run_key.is_test_only else []
     reasons += [method.plan.claim_reason] if method.plan.claim == "none" else []
     identity = RunIdentity(
@@ -165,7 +164,7 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 
 
 def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
-    """Returns everything that the bits of a round on this machine depend on."""
+    """Returns the conditions that decide how a round's sums are rounded on this machine."""
     is_cpu, generator = device == "cpu", config.privacy.generator
     return arithmetic_of(config.training.engine, device, is_deterministic=is_cpu, generator=generator)
 
@@ -173,10 +172,10 @@ def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
 def take_over(
     writer: ChargesWriter, method: Method, saved: Checkpoint, arithmetic: Mapping[str, Any], checkpoint_every: int
 ) -> None:
-    """Begins the record of a run of the first version, which recorded its spending in checkpoints alone.
+    """Begins the record of a run of format version 1, which stated its spending in checkpoints alone.
 
-    The run may have made further rounds after its last checkpoint, up to the next one, which is due every
-    `checkpoint_every` rounds. These rounds are put on record as well, with the draws of the first version.
+    The run may have made rounds after its last checkpoint, at most until the next checkpoint, since checkpoints are
+    `checkpoint_every` rounds apart. The record counts these rounds as well, with the arithmetic of version 1.
     """
     if writer.charges is None:
         open_run(writer, method, saved)
@@ -194,10 +193,10 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """Returns the saved state, from which the newest attempt repeats later rounds, or a new attempt draws them anew.
+    """Returns the state to continue from: in the newest attempt if its rounds repeat to the bit, else in a new attempt.
 
     Raises:
-      DataError: the run has nothing on record.
+      DataError: the run has no record.
       ConfigError: rounds that may have been run can be neither repeated nor drawn anew.
       BudgetError: rounds drawn anew would overspend.
     """

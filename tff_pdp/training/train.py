@@ -53,12 +53,12 @@ def train(
 ) -> Checkpoint:
     """Trains one method of an experiment and returns its final state.
 
-    A run that was stopped and resumed ends with the same bits as one that was not: a repeated round draws the same
-    batches and the same noise, so repeating it releases nothing new. If a round's bits may differ (another processor,
-    version or setting, or a GPU), rounds that may have been run are drawn anew and charged again.
+    A resumed run ends with the same bits as an uninterrupted run: a repeated round draws the same batches and noise,
+    and so releases nothing new. If the bits may differ (another processor, version or setting, or a GPU), rounds that
+    may have been run already are run with new noise, and charged again.
 
-    Guarantee: the cost of a round is on disk before its noise is drawn (`tff_pdp.training.record`), and the registry of
-      all runs on the same records (`tff_pdp.registry`) has the run before its first noise.
+    Guarantee: a round's cost is on disk before the round's noise is drawn (`tff_pdp.training.record`). The run is in
+      the registry of all runs (`tff_pdp.registry`) before the run draws its first noise.
 
     Args:
       config: the experiment.
@@ -69,12 +69,12 @@ def train(
 
     Raises:
       ConfigError: a run exists and neither `resume` nor `overwrite` is given, or the existing run has other settings.
-      BudgetError: a round would overspend a silo's budget; it is not run.
+      BudgetError: a round would overspend a silo's budget; the round is not run.
       DataError, EngineError: a file is damaged, or the engine fails.
     """
     if config.tuning.search_for(name):
         raise ConfigError(
-            f"{name}: tuning.search chooses its hyper-parameters. Run `tff-pdp tune`, or leave out the search"
+            f"{name} has hyper-parameters in tuning.search: run `tff-pdp tune`, or leave out tuning.search"
         )
     folder = config.algorithm_folder(name)
     with only_writer(folder):
@@ -156,7 +156,7 @@ def _start_or_resume(
 
 
 def save(folder: Path, state: Checkpoint) -> None:
-    """Saves a checkpoint in a run's folder; a store of states deletes those that no kept checkpoint needs."""
+    """Saves a checkpoint in a run's folder, and deletes states of users that no kept checkpoint needs."""
     beside = surroundings_of(folder, FILES_BESIDE)
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):

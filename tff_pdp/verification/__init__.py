@@ -1,6 +1,6 @@
-"""Checks the files of experiments offline, without TensorFlow, and without writing anything.
+"""Checks the files of experiments offline: needs no TensorFlow, and writes nothing.
 
 run_folder: checks of the files of one run
-epsilons: epsilons of all releases on record, computed anew and compared with reports and exports
-experiment: checks of everything in an experiment's folder, in order
+epsilons: recomputes the epsilons of all releases on record, and compares reports and exports with the results
+experiment: checks of all files in an experiment's folder, in order of their dependencies
 """

@@ -1,4 +1,4 @@
-"""Computes epsilons anew from the events of the ledgers on record, and compares reports and exports with them."""
+"""Recomputes epsilons from the events of the ledgers on record, and compares reports and exports with the results."""
 
 import contextlib
 import json
@@ -23,13 +23,13 @@ CLIENT_ID_KEY = "client_id.key"
 
 
 class Recomputed(NamedTuple):
-    """Epsilons of releases, each at the delta of the release's budget; infinite if no bound holds.
+    """Recomputed epsilons of releases, each at the delta of the release's budget; infinite if no bound holds.
 
     Attributes:
       releases: the releases on record.
-      own: for each release, its epsilons by scope; empty for a release without a ledger.
+      own: for each release, its epsilon by scope (a silo, or all users); empty for a release without a ledger.
       composed: epsilon of all releases together, by scope, at the scope's delta in `deltas`.
-      deltas: delta by scope: the largest delta of the scope's budgets, plus the deltas of budgets that count in full.
+      deltas: delta by scope: largest delta of the scope's budgets, plus the deltas of budgets that count in full.
       why_no_bound: reason why no epsilon holds for all releases together; empty if one holds.
     """
 
@@ -40,7 +40,7 @@ class Recomputed(NamedTuple):
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
-        """Returns the position of a run among the releases; without an id, this is the newest run with the name."""
+        """Returns the position of a run in `releases`, by id or (without id) by name, the newest; None if missing."""
         places = [
             place
             for place, release in enumerate(self.releases)
@@ -51,7 +51,7 @@ class Recomputed(NamedTuple):
 
 @worked_out_anew()
 def recompute(releases: Sequence[Release]) -> Recomputed:
-    """Composes the releases on record with dp-accounting from their events alone; uses no results from disk.
+    """Recomputes the epsilons of releases with dp-accounting, from the releases' events alone; uses no cached results.
 
     Guarantee: as in `tff_pdp.privacy.accounting.ledger.compose_parts`.
     Assumes: as in `compose_parts`, and that the releases are about the same records.
@@ -77,7 +77,7 @@ def recompute(releases: Sequence[Release]) -> Recomputed:
 
 
 def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
-    """Lists the scopes of a release that have spent more than their budgets."""
+    """Lists the scopes (silos, or all users) that exceed their budgets in a release, given each scope's epsilon."""
     if release.ledger is None or release.non_private:
         return []
     budgets = release.ledger.budgets
@@ -85,7 +85,7 @@ def over_budget(release: Release, epsilons: Mapping[str, float]) -> list[str]:
 
 
 def is_at_most(value: float, bound: float) -> bool:
-    """Checks that a number is at most another, up to rounding, which differs between versions of NumPy and SciPy."""
+    """Checks if `value <= bound`, up to rounding differences between versions of NumPy and SciPy."""
     return value <= bound or math.isclose(value, bound, rel_tol=1e-6)
 
 
@@ -115,7 +115,7 @@ def _key(ledger: Ledger, scope: str) -> Any:
 def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Finding]:
     """Checks `summary.json` and every published export in an experiment's folder.
 
-    If `recomputed` is None, because the record cannot be read, nothing is compared.
+    If `recomputed` is None because the record is unreadable, the files are read but no epsilon is compared.
     """
     path = output / SUMMARY_FILE
     if path.exists():
@@ -128,7 +128,7 @@ def check_statements(output: Path, recomputed: Recomputed | None) -> Iterator[Fi
 
 
 def export_versions(output: Path) -> Iterator[Path]:
-    """Yields the folders of all published versions of models that were exported from an experiment's folder."""
+    """Yields the folder of each published model version among an experiment's exports."""
     base_paths = sorted(path for path in (output / EXPORT_FOLDER).glob("*") if layout.is_plain_directory(path))
     for base_path in base_paths:
         yield from layout.published_versions(base_path).values()
@@ -138,7 +138,7 @@ def check_models_are_used(folder: Path) -> None:
     """Checks that the models of a finished run were evaluated and, if its experiment exports them, exported.
 
     Raises:
-      ConfigError: the models were not, and never could be once the run's key and states are destroyed.
+      ConfigError: an evaluation or export is missing, and would be impossible once key and states are destroyed.
       DataError: the settings that the run was started with are missing or damaged.
     """
     charges, output, name = read_charges(folder), folder.parent, folder.name
@@ -247,7 +247,7 @@ def _check_composed(
     if not is_at_most(expected, composed["epsilon"]):
         raise DataError(
             f"{path} states epsilon {composed['epsilon']:.6g} of {composed['methods']} runs together, but all "
-            f"on record by now adds up to {expected:.6g}: run `tff-pdp evaluate` again"
+            f"runs on record add up to {expected:.6g}: run `tff-pdp evaluate` again"
         )
     delta = max(recomputed.deltas[scope] for scope in scopes)
     if not is_at_most(delta, composed["delta"]):

@@ -1,4 +1,4 @@
-"""Checks everything in an experiment's folder, or in the folder of one run: each file after the files it depends on."""
+"""Checks all files in an experiment's folder, or in one run's folder; dependencies of a file are checked first."""
 
 import contextlib
 import math
@@ -19,7 +19,7 @@ CLIENTS = "clients"
 
 
 def verify(place: Path) -> Iterator[Finding]:
-    """Checks a folder's digests, chains and epsilons, and whether its files belong together. Nothing is written.
+    """Checks digests, chains and epsilons in a folder, and whether the files belong together. Writes nothing.
 
     Raises:
       ConfigError: the folder is neither the output folder of an experiment, nor the folder of one of its runs.
@@ -51,7 +51,7 @@ def runs_of(output: Path) -> list[Path]:
     """Lists the folders of an experiment's runs.
 
     Raises:
-      ConfigError: there is no run.
+      ConfigError: the folder has no run.
     """
     found = sorted(path for path in output.glob("*") if not path.name.startswith(".") and is_run(path))
     if not found and not (output / EARLIER).exists():

@@ -1,4 +1,4 @@
-"""Checks the files of one run: their digests and chains, and whether the files belong together."""
+"""Checks one run's files: the digests and chains of each file, and whether the files belong together."""
 
 import enum
 import json
@@ -30,9 +30,9 @@ class Status(enum.StrEnum):
     """The condition of a file or folder.
 
     OK: unchanged since it was written. STOPPED: left unfinished by a process that was stopped; no spending is lost, and
-    the next command that writes in the folder mends it. OLD: written by an earlier version, without a digest: read and
-    counted, but damage would not show. ABSENT: not here, so not checked; it need not be here. PROBLEM: damaged,
-    missing, or in contradiction to another file.
+    the next command that writes in the folder repairs the file. OLD: written by an earlier version without a digest,
+    so that damage cannot be noticed. ABSENT: missing, and not required. PROBLEM: damaged, required but missing, or in
+    contradiction to another file.
     """
 
     OK = "ok"
@@ -48,7 +48,7 @@ class Finding(NamedTuple):
     Attributes:
       path: path of the file or folder.
       status: condition of the file or folder.
-      text: the result, in one line.
+      text: description of the result, one line.
     """
 
     path: Path
@@ -57,7 +57,7 @@ class Finding(NamedTuple):
 
 
 def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Finding:
-    """Runs one check: `check` returns a text if all is well, or a status and a text; or raises the problem's error."""
+    """Runs a check, which returns a text (status OK) or a status and a text, or raises an error (status PROBLEM)."""
     try:
         found = check()
     except (UserError, OSError) as error:
@@ -69,7 +69,7 @@ def checked(path: Path, check: Callable[[], str | tuple[Status, str]]) -> Findin
 
 
 def is_run(folder: Path) -> bool:
-    """Checks if a folder is, or was, the folder of a run."""
+    """Checks if a folder belongs to a run: there is a record, a folder of checkpoints, or a search."""
     return any((folder / part).exists() for part in (CHARGES_FILE, CHECKPOINTS, SEARCH))
 
 
@@ -105,10 +105,10 @@ def check_run(folder: Path) -> Iterator[Finding]:
 
 
 def journal_state(path: Path) -> tuple[Status, str]:
-    """Checks the chain and the end of a journal.
+    """Checks the chained lines and the head of a journal; returns the status and its description.
 
     Raises:
-      DataError: a line or the head is damaged or missing.
+      DataError: a line, or the head (the stored hash of the last line), is damaged or missing.
     """
     content = journal.read(path)
     lines = f"lines, chained: {len(content.lines)}"
@@ -240,7 +240,7 @@ def _leftovers(folder: Path) -> Iterator[Finding]:
 
 
 def planned_rounds(folder: Path) -> int | None:
-    """Reads the planned number of a run's rounds; None if the number cannot be read."""
+    """Reads the number of rounds that a run was planned with; None if the number cannot be read."""
     rounds = config_of(folder).get("training", {}).get("rounds")
     return rounds if isinstance(rounds, int) else None
 

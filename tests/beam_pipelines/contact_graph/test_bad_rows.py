@@ -276,7 +276,7 @@ def test_broken_promise_names_somebody(tmp_path):
     town = Town(people, (*contacts, *contacts))
     rule = {"kind": "promise", "max_degree": 3}
     with pytest.raises(
-        DataError, match=r"person 10 has met 4 people of the own silo, more than the promised max_degree 3"
+        DataError, match=r"person 10 has met 4 people of the same silo, more than the promised max_degree 3"
     ):
         rows_of(town, tmp_path, degree_bound=rule)
     # Other people count, not meetings, and only those of the own silo.

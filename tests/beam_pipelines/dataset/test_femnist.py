@@ -214,7 +214,7 @@ def test_dead_letters_replace_nothing_but_dead_letters(write_leaf, options, tmp_
         with pytest.raises(DataError, match="cannot be used"):
             run_leaf(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
     (tmp_path / "letters" / "thesis.tex").touch()
-    with pytest.raises(DataError, match="holds more than dead letters"):
+    with pytest.raises(DataError, match="not a folder of dead letters only"):
         run_leaf(options(max_bad_fraction=0.01, dead_letters=tmp_path / "letters"))
     assert (tmp_path / "letters" / "thesis.tex").exists()
 

@@ -69,7 +69,7 @@ def test_same_on_every_engine(folder, engine):
 def test_first_error_of_input_is_told(folder, is_staged):
     with pytest.raises(DataError) as caught:
         run_stages(stages_of(failing_read_task), folder, is_staged)
-    assert str(caught.value) == "file 2: no good (and 1 more errors of this kind)"
+    assert str(caught.value) == "file 2: no good (and 1 more errors in other tasks)"
 
 
 @pytest.mark.parametrize("is_staged", [True, False])
@@ -78,7 +78,7 @@ def test_only_declared_tables_are_given(folder, is_staged):
         yield from read_task(task, context)
         yield Piece("roots", 0, batch_of([1]))
 
-    with pytest.raises(ValueError, match="gave a piece of 'roots', but declares"):
+    with pytest.raises(ValueError, match="yielded a piece of 'roots', not of"):
         run_stages(stages_of(read), folder, is_staged)
 
 

@@ -168,8 +168,8 @@ def test_official_partition(prepare, tmp_path, end):
 @pytest.mark.parametrize(
     ("sides", "message"),
     [
-        ({**dict.fromkeys(PEOPLE, 0), "000002.jpg": 3}, r"line 2: needs the name of an image and 0, 1 or 2"),
-        ({"000001.jpg": 0}, r"000002\.jpg of identity_CelebA\.txt is not in it"),
+        ({**dict.fromkeys(PEOPLE, 0), "000002.jpg": 3}, r"line 2: must be the name of an image and 0, 1 or 2"),
+        ({"000001.jpg": 0}, r"lacks image 000002\.jpg of identity_CelebA\.txt"),
     ],
 )
 def test_partition_that_is_damaged(tmp_path, sides, message):
@@ -212,11 +212,11 @@ def test_leaf_json(prepare, tmp_path, label):
 def test_leaf_json_has_one_attribute_and_its_own_split(tmp_path):
     write_leaf(tmp_path / "all_data.json", {"7": {"000001.jpg": 0}})
     for option in ({"attribute": "Young"}, {"split": "by_image_partition"}):
-        with pytest.raises(ConfigError, match=r"has LEAF's JSON, which takes only attribute 'Smiling'"):
+        with pytest.raises(ConfigError, match=r"has LEAF's JSON, which allows only attribute 'Smiling'"):
             read(tmp_path, **option)
     with pytest.raises(DataError, match="no folder img_align_celeba in it"):
         read(tmp_path)
-    with pytest.raises(DataError, match="nowhere: no such folder; `images` takes"):
+    with pytest.raises(DataError, match="nowhere: no such folder; `images` must be"):
         read(tmp_path, images=str(tmp_path / "nowhere"))
     write_image(tmp_path / "elsewhere", "000001.jpg", halves((10,) * 3, (10,) * 3))
     ((user,), _) = read(tmp_path, input_shape=(1, 1, 1), images=str(tmp_path / "elsewhere" / IMAGE_FOLDER))
@@ -259,18 +259,18 @@ def test_settings_that_do_not_fit(prepare, tmp_path, data, message):
 @pytest.mark.parametrize(
     ("people", "smiling", "count", "message"),
     [
-        (PEOPLE, SMILING, 5, r"list_attr_celeba\.txt: 4 images, where its first line says 5"),
+        (PEOPLE, SMILING, 5, r"list_attr_celeba\.txt: 4 images, but the first line states 5"),
         (PEOPLE, SMILING, "", r"list_attr_celeba\.txt: lines 1 and 2 must be"),
         (
             PEOPLE,
             {**SMILING, "000002.jpg": 0},
             None,
-            r"list_attr_celeba\.txt: line 4: needs the name of an image",
+            r"list_attr_celeba\.txt: line 4: must be the name of an image",
         ),
-        (PEOPLE, {"../../a.jpg": 1}, None, r"list_attr_celeba\.txt: line 3: needs the name of an image"),
-        ({**PEOPLE, "000002.jpg": "7 8"}, SMILING, None, r"identity_CelebA\.txt: line 2: needs the name of an image"),
+        (PEOPLE, {"../../a.jpg": 1}, None, r"list_attr_celeba\.txt: line 3: must be the name of an image"),
+        ({**PEOPLE, "000002.jpg": "7 8"}, SMILING, None, r"identity_CelebA\.txt: line 2: must be the name of an image"),
         ({**PEOPLE, "000005.jpg": 1}, SMILING, None, r"identity_CelebA\.txt: line 5: 000005\.jpg is not in list_attr"),
-        ({"000001.jpg": 1}, SMILING, None, r"identity_CelebA\.txt: 000002\.jpg of list_attr_celeba\.txt is not in it"),
+        ({"000001.jpg": 1}, SMILING, None, r"identity_CelebA\.txt: lacks image 000002\.jpg of list_attr_celeba\.txt"),
         ({**PEOPLE, "000005\xff": 1}, SMILING, None, r"identity_CelebA\.txt: cannot be read as text"),
     ],
 )
@@ -293,7 +293,7 @@ def test_missing_files(prepare, tmp_path):
     with pytest.raises(DataError, match="raw: no folder img_align_celeba in it"):
         prepare(**data)
     (folder / IDENTITY_FILE).unlink()
-    with pytest.raises(DataError, match=r"identity_CelebA\.txt: no such file; data\.input takes CelebA's folder"):
+    with pytest.raises(DataError, match=r"identity_CelebA\.txt: no such file; data\.input must be CelebA's folder"):
         prepare(**data)
 
 

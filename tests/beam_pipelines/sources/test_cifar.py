@@ -73,7 +73,7 @@ def test_a_pickle_may_not_name_functions(tmp_path, monkeypatch):
         ({b"data": np.zeros((3, 3072), np.float32)}, "the array's data are not unsigned bytes"),
         ({b"data": np.zeros((3, 100), np.uint8)}, "cannot reshape array"),
         ({b"data": [1, 2]}, "has no attribute 'to_numpy'"),
-        ({b"labels": [1, 2]}, "needs one label for each image"),
+        ({b"labels": [1, 2]}, "each image needs one label"),
         ({b"labels": [1, 2, 10]}, "an integer from 0 to 9"),
         ({b"labels": [1, 2, 0.5]}, "an integer from 0 to 9"),
     ],
@@ -129,7 +129,7 @@ def test_cifar100_has_its_fine_labels(tmp_path, archived):
     np.testing.assert_array_equal(cifar100.test.x, test)
     assert cifar100.train.y.tolist() == [*range(100)] * 2 and cifar100.test.y.tolist() == [*range(100)]
     assert cifar100.num_classes == 100
-    with pytest.raises(DataError, match=r"no data_batch_\\d\+ in it; data.input takes the python version of CIFAR-10$"):
+    with pytest.raises(DataError, match=r"no data_batch_\\d\+ in it; data.input must be the python version of CIFAR"):
         read_cifar10(str(source))
 
 

@@ -250,5 +250,5 @@ def test_settings_that_do_not_fit(prepare, tmp_path, data, message):
 
 
 def test_options_are_judged_before_the_input_is_read(prepare):
-    with pytest.raises(ConfigError, match="data: validation_fraction and test_fraction must leave room for training"):
+    with pytest.raises(ConfigError, match=r"data: validation_fraction \+ test_fraction must be below 1"):
         prepare(**ROTATED, test_fraction=0.8)

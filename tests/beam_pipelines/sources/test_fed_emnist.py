@@ -133,7 +133,7 @@ def test_an_example_that_is_no_blob(tmp_path):
 
 
 def test_files_that_are_damaged_or_something_else(tmp_path):
-    with pytest.raises(DataError, match=r"a\.sqlite: no such file; data\.input takes TFF's emnist_all\.sqlite"):
+    with pytest.raises(DataError, match=r"a\.sqlite: no such file; data\.input must be TFF's emnist_all\.sqlite"):
         find_splits(tmp_path / "a.sqlite", 10)
     other = write_database(tmp_path / "a.sqlite", [], change="ALTER TABLE examples RENAME client_id TO person;")
     with pytest.raises(DataError, match="table 'examples' has person, serialized_example_proto, split_name instead of"):
@@ -205,7 +205,7 @@ def test_h5_files_that_are_damaged_or_something_else(tmp_path):
         list(read_h5_users(train))
     with h5py.File(test, "a") as file:
         del file["examples/v/label"]
-    with pytest.raises(DataError, match=r"a_test\.h5: client 'v': no pixels and label, or damaged"):
+    with pytest.raises(DataError, match=r"a_test\.h5: client 'v': lacks pixels or label, or is damaged"):
         list(read_h5_users(train))
     with h5py.File(test, "w") as file:
         file["others"] = [1]

@@ -121,11 +121,11 @@ def test_which_files_belong_together():
 
 def test_folders_that_do_not_fit(write_leaf, tmp_path):
     folder = write_leaf(make_leaf({"a": make_user(0)}), "train/a_train.json")
-    with pytest.raises(DataError, match=r"only train of .* has files; add the other, or name .*raw/train to have"):
+    with pytest.raises(DataError, match=r"only train of .* has files; add .*, or set the input to .*raw/train, whose"):
         list_sources(folder)
     assert list_sources(folder / "train") == ("a_train.json",)
     write_leaf(make_leaf({"a": make_user(0)}), "a.json")
-    with pytest.raises(DataError, match="has LEAF files of its own, and more"):
+    with pytest.raises(DataError, match="has LEAF files in itself and in its folders"):
         list_sources(folder)
 
 

@@ -69,5 +69,5 @@ def test_files_that_are_missing_or_do_not_match(tmp_path):
     ):
         read_mnist(folder)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"no t10k-labels-idx1-ubyte\.gz; data\.input takes the folder"):
+    with pytest.raises(DataError, match=r"no t10k-labels-idx1-ubyte\.gz; data\.input must be the folder"):
         read_mnist(folder)

@@ -196,7 +196,7 @@ def test_folders_that_do_not_fit(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"input_shape is \[28, 28, 3\]"):
         nist_images(folder, "all", (28, 28, 3))
     (folder / "by_class" / "2a").mkdir()
-    with pytest.raises(DataError, match=r"by_class/2a: not a class of NIST SD19"):
+    with pytest.raises(DataError, match=r"by_class/2a: not a folder of a class; NIST SD19"):
         nist_images(folder)
     (folder / "by_class" / "2a").rmdir()
     for writer in WRITERS:
@@ -204,5 +204,5 @@ def test_folders_that_do_not_fit(folder, tmp_path):
             writer_file(tmp_path, writer, number).unlink()
     with pytest.raises(DataError, match=r"by_write: no \.png file"):
         nist_images(folder)
-    with pytest.raises(DataError, match=r"by_class: no such folder; the input is the folder that holds NIST"):
+    with pytest.raises(DataError, match=r"by_class: no such folder; the input must be the folder of NIST"):
         nist_images(folder / "by_class")

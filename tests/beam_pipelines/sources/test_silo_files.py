@@ -120,7 +120,7 @@ def test_nothing_to_read(tmp_path):
         list_silo_files(tmp_path / "nowhere.mat")
     (tmp_path / "notes.txt").touch()
     for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(DataError, match=r"no silo file; data\.input takes a \.mat, \.json"):
+        with pytest.raises(DataError, match=r"no silo file; data\.input must be a \.mat, \.json"):
             list_silo_files(path)
 
 

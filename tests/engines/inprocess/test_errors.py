@@ -104,7 +104,7 @@ def first_of(numbers):
         (lambda: take_both(([1, ONES],), {"a": 1}), r"argument\.x: expected a list .* not tuple"),
         (
             lambda: take_both(ClientValues.from_members(_tff.to_type(np.int32), [1]), {"a": 1}),
-            r"argument\.x: expected clients' <int32,float32\[\?\]>, not int32",
+            r"argument\.x: expected <int32,float32\[\?\]> per client, not int32",
         ),
         (
             lambda: next_round(ONES, [ONES] * 2, [ONES] * 3),

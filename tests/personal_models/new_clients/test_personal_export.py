@@ -234,7 +234,7 @@ def test_a_lost_key_is_not_made_again(folder):
     config = config_of(folder)
     key = config.client_id_key.read_bytes()
     config.client_id_key.unlink()
-    with pytest.raises(ServingError, match=r"client_id\.key is missing, and the ids in .*/1 are hashes under this key"):
+    with pytest.raises(ServingError, match=r"client_id\.key is missing: restore this key, which hashed .*/1"):
         exported_ids(config)
     with pytest.raises(ServingError, match=r"client_id\.key is missing"):
         add(config, "carol")

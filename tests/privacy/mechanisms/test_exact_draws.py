@@ -73,7 +73,7 @@ def test_a_stream_is_the_same_in_whatever_parts_it_is_drawn(sizes):
 def test_keys_have_streams_of_their_own_and_short_ones_are_refused():
     firsts = {ExactDraws(key).below(2**64) for key in (KEY, KEY + b"\0", KEY[:-1], KEY[::-1], bytes(32))}
     assert len(firsts) == 5
-    with pytest.raises(ValueError, match="a key of 15 bytes"):
+    with pytest.raises(ValueError, match="the key has 15 bytes"):
         ExactDraws(bytes(15))
 
 

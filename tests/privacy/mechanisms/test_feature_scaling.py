@@ -135,8 +135,8 @@ MOMENTS = {"kind": "dp_moments", **BOUNDS, "noise_multiplier": 2}
         ({"kind": "public", "shift": [1, 2, 3], "scale": 1}, r"shift must be a number, or .* broadcasts to \(1, 2\)"),
         ({"kind": "public", "shift": "x", "scale": 1}, r"feature_scaling\.shift must be a number"),
         ({"kind": "public", "shift": 1, "scale": True}, r"feature_scaling\.scale must be a number"),
-        ({"kind": "public_bounds", "lower": 1, "upper": [2, 1]}, r"feature_scaling\.lower is not below"),
-        ({"kind": "public_bounds", "lower": 0, "upper": 1e-300}, r"lower is not below .*upper, by 1e-30 or more"),
+        ({"kind": "public_bounds", "lower": 1, "upper": [2, 1]}, r"feature_scaling\.lower must be below"),
+        ({"kind": "public_bounds", "lower": 0, "upper": 1e-300}, r"lower must be below .*upper by more than 1e-30"),
         ({**MOMENTS, "noise_multiplier": 0}, r"feature_scaling\.noise_multiplier must be a number above 0, not 0"),
         (
             {**MOMENTS, "smallest_stddev": 0},

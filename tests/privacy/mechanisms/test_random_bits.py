@@ -146,7 +146,7 @@ def test_flags_that_make_sums_inexact_are_noticed_wherever_they_stand(tmp_path, 
         text=True,
         timeout=120,
     )
-    assert "EngineError: TensorFlow does not compute in float64 as noise needs it here" in done.stderr
+    assert "EngineError: TensorFlow's float64 functions are too inexact for noise here" in done.stderr
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -124,14 +124,14 @@ MOMENTS = {"kind": "dp_moments", "lower": 0.0, "upper": 1.0, "noise_multiplier":
     ("settings", "training", "message"),
     [
         ({}, {"row_influence": None}, "manifest has no row_influence.*silo_example"),
-        ({}, {"selection_rounds": 1}, "selection of clusters.*is for one row"),
-        ({}, {"num_examples_are_noised": True}, "a noised number of examples is for one row"),
+        ({}, {"selection_rounds": 1}, "selection of clusters.*is calibrated to one row"),
+        ({}, {"num_examples_are_noised": True}, "a noised number of examples is calibrated to one row"),
         (
             {},
             {"fixed_events": {"a": ((dp_accounting.GaussianDpEvent(5.0), "means"),)}},
-            "before training is for one row",
+            "before training is calibrated to one row",
         ),
-        ({}, {"search": Search(({},), 1, 5.0, 1.0, False)}, r"tuning\.search is for one row"),
+        ({}, {"search": Search(({},), 1, 5.0, 1.0, False)}, r"tuning\.search is calibrated to one row"),
         ({"num_examples": {"kind": "noised", "epsilon": 1.0}}, {}, r"unknown key privacy\.num_examples"),
         ({"feature_scaling": MOMENTS}, {}, r"privacy\.feature_scaling\.kind must be one of .*, not 'dp_moments'"),
         ({"sampler": "paper_shuffled"}, {}, r"unknown key privacy\.sampler"),
@@ -148,14 +148,14 @@ def test_what_is_calibrated_for_one_row_is_refused(settings, training, message):
 
 def test_a_method_that_selects_clusters_is_refused_before_anything_is_released():
     ifca = build_algorithm("ifca", {}, num_clients=3, rounds=10)[0]
-    with pytest.raises(ConfigError, match=r"algorithms\.ifca selects a cluster privately, for one row"):
+    with pytest.raises(ConfigError, match=r"algorithms\.ifca selects a cluster privately, calibrated to one row"):
         read().check(ifca, "uniform")
     read().check(build_algorithm("mr_mtl", {}, num_clients=3, rounds=10)[0], "uniform")
 
 
 def test_an_impossible_budget_names_the_silo_and_its_rows():
     budgets = {"kind": "by_silo", "delta": 1e-4, "default_epsilon": 4, "silos": {"b": 1e-6}}
-    with pytest.raises(BudgetError, match=r"'b'.*up to 5 rows differ"):
+    with pytest.raises(BudgetError, match=r"'b'.*differ in up to 5 rows"):
         build(budgets=budgets)
 
 

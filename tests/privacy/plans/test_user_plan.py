@@ -588,14 +588,14 @@ def test_a_budget_that_no_noise_meets_is_refused():
 
 
 def test_a_count_with_too_little_noise_is_refused_before_training():
-    with pytest.raises(BudgetError, match=r"privacy\.user_noise\.count_stddev 0\.01 of 20 users"):
+    with pytest.raises(BudgetError, match=r"privacy\.user_noise\.count_stddev 0\.01 times 20 users"):
         build(user_noise={"kind": "adaptive_clip", "count_stddev": 0.01})
 
 
 def test_a_count_with_so_much_noise_that_its_halves_lie_between_steps_is_refused():
     most = {"kind": "adaptive_clip", "count_stddev": 4999.0}
     assert build(user_noise=most).mechanism.noise_multiplier > 0
-    with pytest.raises(BudgetError, match=r"count_stddev 5001 of 20 users is too much noise .* at most 5e\+03$"):
+    with pytest.raises(BudgetError, match=r"count_stddev 5001 times 20 users is too much noise .* at most 5e\+03$"):
         build(user_noise={**most, "count_stddev": 5001.0})
 
 

@@ -200,7 +200,7 @@ def test_defaults_that_cannot_be_kept_are_refused(tmp_path, default, message):
 
 @pytest.mark.parametrize("num_clients, num_shards", [(0, 8), (3, 0)])
 def test_a_store_has_clients_and_shards(tmp_path, num_clients, num_shards):
-    with pytest.raises(ValueError, match="needs clients and shards"):
+    with pytest.raises(ValueError, match="num_clients and num_shards must be at least 1"):
         ClientStore.create(tmp_path / "store", number(0), num_clients, num_shards=num_shards)
 
 

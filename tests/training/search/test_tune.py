@@ -379,7 +379,7 @@ def test_scores_count_correct_answers_or_subtract_clipped_errors():
             "fed_avg",
             {},
             {"values": {"learning_rate": [0.1]}},
-            "personal model of fed_avg, as it is set here, is a shared",
+            "personal model of fed_avg, with these settings, is a shared",
         ),
         ("ifca", {}, {"values": {"learning_rate": [0.1]}}, "personal model of ifca"),
         ("ifca_fed_avg", {}, {"values": {"learning_rate": [0.1]}}, "personal model of ifca_fed_avg"),
@@ -393,7 +393,7 @@ def test_scores_count_correct_answers_or_subtract_clipped_errors():
         ("mr_mtl", {}, {"values": {"prox_weight": []}}, "prox_weight must be a list of at least 1, .* not \\[\\]"),
         ("mr_mtl", {}, {"values": {"prox_weight": [True]}}, "prox_weight.0. must be a number, not True"),
         ("mr_mtl", {}, {"values": {"prox_weight": [-1.0]}}, "must be a number of at least 0, or auto, not -1.0"),
-        ("mr_mtl", {}, {"values": {"prox_weight": [1, 1.0]}}, "has a value twice"),
+        ("mr_mtl", {}, {"values": {"prox_weight": [1, 1.0]}}, "lists a value twice"),
         ("mr_mtl", {}, {"values": {}}, "tuning.search.values must be a mapping from names, at least 1, .* not {}"),
         ("mr_mtl", {}, {"score_noise_multiplier": 0.0}, "score_noise_multiplier must be a number above 0, not 0.0"),
         ("mr_mtl", {}, {"score_bound": math.inf}, "score_bound must be a number above 0, not inf"),
@@ -450,7 +450,7 @@ def test_silos_without_validation_examples_are_named_unless_their_sizes_are_secr
 
 
 def test_a_method_with_a_search_is_not_trained_without_it(searched):
-    with pytest.raises(ConfigError, match="Run `tff-pdp tune`"):
+    with pytest.raises(ConfigError, match="run `tff-pdp tune`"):
         train(searched(), "mr_mtl", progress=False)
     with pytest.raises(ConfigError, match="there is nothing to search"):
         tune(searched(), "local_only", progress=False)

@@ -1,7 +1,7 @@
 """Estimates curvature, gradient variance and force from windows of rounds, for MR-MTL's automatic lambda.
 
-Module `tff_pdp.algorithms.auto_prox.lambdas` defines the state, its notation and the model behind the estimates.
-`SiloParameters` has the public parameters that lambda is set from.
+Module `tff_pdp.algorithms.auto_prox.lambdas` defines the state, the notation and the model behind the estimates.
+`SiloParameters` has the public parameters that determine lambda.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tff_pdp.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SiloParameters:
-    """Public parameters of all silos' training; arrays have shape `[silos]`, all in the same order of silos.
+    """Public parameters of all silos' training; all arrays have shape `[silos]`, in one order of silos.
 
     Guarantee: of all parameters, only the numbers of examples are computed from data.
     Assumes: the numbers of examples are public, or released with noise, as in
@@ -68,15 +68,15 @@ class SiloParameters:
 
     @property
     def dp_variance(self) -> np.ndarray:
-        """Variance that DP noise adds to one weight's gradient in one step."""
+        """Variance that DP noise adds to one weight's gradient in one step: `[silos]`."""
         return (self.noise_multiplier * self.clip_norm / self.expected_batch_size) ** 2
 
     def sampling_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance that Poisson sampling adds to one weight's gradient in one step, if G is C^2."""
+        """Returns the variance, `[silos]`, that Poisson sampling adds to a weight's gradient in a step if G = C^2."""
         return (1 - self.sampling_rate) * self.clip_norm**2 / (self.expected_batch_size * num_weights)
 
     def example_variance(self, num_weights: int) -> np.ndarray:
-        """Returns the variance of one weight of a silo's mean gradient over random draws of examples, if G is C^2."""
+        """Returns a weight's variance in the mean gradient over random draws of examples, if G = C^2: `[silos]`."""
         return self.clip_norm**2 / (self.num_examples * num_weights)
 
 
@@ -98,7 +98,7 @@ def kappa(num_weights: int) -> float:
 
 
 def estimate_curvature_and_variance(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Regresses pulls on offsets in the window; subtracting each silo's means removes its intercept, the force."""
+    """Updates the estimates of h_mean and G: regresses pulls on offsets; centring per silo removes the force."""
     window, rate, steps = state["window"], parameters.learning_rate, parameters.local_steps
     rounds, num_weights = int(window["rounds"]), window["pull"].shape[1]
     if rounds < 2:
@@ -130,7 +130,7 @@ def estimate_curvature_and_variance(state: State, parameters: SiloParameters, no
 
 
 def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Estimates the forces' variance: multiplies the mean forces of this window by those of the window before."""
+    """Updates the estimate of F from products of the silos' mean forces in this window and in the previous window."""
     window, previous = state["window"], state["previous"]
     rounds, earlier_rounds = int(window["rounds"]), int(previous["rounds"])
     num_silos, num_weights = window["pull"].shape
@@ -169,7 +169,7 @@ def estimate_force(state: State, parameters: SiloParameters, noise: np.ndarray) 
 
 
 def curvature_from(state: State, parameters: SiloParameters) -> float:
-    """Returns the present estimate of the mean curvature h_mean: shrunk to its prior, and positive."""
+    """Returns the current estimate of the mean curvature h_mean: shrunk towards a prior, and positive."""
     unit = 1 / (parameters.learning_rate * float(np.mean(parameters.local_steps)))
     prior, precision = _CURVATURE_PRIOR * unit, (_CURVATURE_PRIOR_STDDEV * unit) ** -2
     found, known = state["curvature"]
@@ -177,7 +177,7 @@ def curvature_from(state: State, parameters: SiloParameters) -> float:
 
 
 def gradient_variance_from(state: State) -> float:
-    """Returns the present estimate of G / C^2, in [0, 1]."""
+    """Returns the current estimate of G / C^2, in [0, 1]."""
     precision = _VARIANCE_PRIOR**-2
     found, known, expected = state["variance"]
     if known > 0:
@@ -202,7 +202,7 @@ def _noise_ratio(state: State, parameters: SiloParameters) -> np.ndarray:
 
 
 def kept_in_step(state: State, parameters: SiloParameters) -> np.ndarray:
-    """Returns the share of an offset that remains after one step of the prox term."""
+    """Returns the share of an offset that remains after one step of the prox term: `[silos]`."""
     return 1 - parameters.learning_rate * state["prox_weights"].astype(np.float64)
 
 
@@ -212,7 +212,7 @@ def _centred(variances: np.ndarray) -> np.ndarray:
 
 
 def geometric(ratio: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Sums the powers of `ratio` from 0 to `counts - 1`."""
+    """Returns the sum of `ratio ** i` over i from 0 to `counts - 1`, by element: `[silos]`."""
     power = np.arange(int(counts.max()))[:, np.newaxis]
     return np.where(power < counts, ratio**power, 0.0).sum(axis=0)
 

@@ -13,36 +13,36 @@ pull of the data:
 
     pull_k = f_k - H u_k + noise,    Var(noise) = (z_k C / B_k)^2 for each step and weight, known exactly.
 
-The force f_k is the descent direction of silo k's data at the mean. F is its variance between silos, per weight. The
-part of f_k that is due to the finite number of examples has variance xi_k = G / (n_k d), where G <= C^2 is the total
-variance of a clipped gradient. With curvature h and learning rate eta the offset settles at p (f_k + noise), p = 1 / (h
-+ lambda): a small lambda lets in both force and noise. The expected loss, minus the loss at the mean, is
+The force f_k is the descent direction of silo k's data at the mean. F is the variance of forces between silos, per
+weight. The part of f_k that is due to the finite number of examples has variance xi_k = G / (n_k d), where G <= C^2 is
+the total variance of a clipped gradient. With curvature h and learning rate eta the offset settles at p (f_k + noise),
+p = 1 / (h + lambda): a small lambda lets in both force and noise. The expected loss, minus the loss at the mean, is
 
     R(p) = h p^2 (F + xi_k) / 2 - p F + p c_k,    c_k = eta h_mean (z_k C / B_k)^2 / 4,
 
-minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed. (The
-theory's correction for a silo's noise in the mean is added, with F - c_k in place of tau^2.) Unknown quantities:
+minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed. (As
+in the theory, lambda_k is corrected for silo k's noise in the mean, with F - c_k in place of tau^2.) Unknowns:
 
 * h_mean, the mean curvature, comes from the regression of pulls on offsets, separately in each window of rounds.
-* h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume that 1 / kappa of all
-  directions have curvature kappa h_mean and the others none, with kappa = sqrt(d) / 2, between 1 (all) and d (one).
-* G comes from the scatter of pulls in excess of DP noise, shrunk to C^2 / 3. It stays C^2 / 3 with full batches, which
-  have no such scatter, and nearly C^2 / 3 under strong DP noise, whose effect on pulls is known only to a few percent.
-* F comes from products of pulls in neighbouring windows, whose noises are independent, up to noise kept in offsets.
+* h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume curvature kappa h_mean in
+  1 / kappa of all directions and none in the rest; kappa = sqrt(d) / 2, between 1 (all curved) and d (one curved).
+* G comes from the scatter of pulls in excess of DP noise, shrunk towards C^2 / 3. G stays C^2 / 3 with full batches,
+  which cause no scatter, and nearly so under strong DP noise, whose effect on pulls is known only to a few percent.
+* F comes from products of pulls in neighbouring windows, with independent noises except for noise left in offsets.
 
-The force at the mean is visible only while offsets are small, and silos with large offsets slow the mean's learning.
-So the first half of training stays near FedAvg; then lambda falls, at most by a factor of three at a time. If h is
-larger than assumed, a falling lambda shrinks the pulls, hence F, more than predicted, and stops falling early: the
+The force at the mean is visible only while offsets are small, and silos with large offsets slow the mean's learning. So
+the first half of training stays near FedAvg; then lambda falls, at most by a factor of three at a time. If h is larger
+than assumed, a falling lambda shrinks the pulls, hence F, more than predicted. lambda then stops falling early: the
 error is on the safe side, towards FedAvg. One standard error is subtracted from F, since at small lambda the loss from
 noise has no bound.
 
-At the last refresh lambda may grow to 0.9 / eta if F does not exceed the noise; one step's noise then remains.
+At the last refresh lambda may grow to 0.9 / eta if F does not exceed the noise; only one step's noise then remains.
 
 The constants were chosen once, by simulation on the School data and on digits. The estimates are right to about a
 factor of two, which is enough: the loss is flat around the best lambda. Set lambda by hand where training ends far from
 convergence (the half near FedAvg slows convergence further: on School with a learning rate of 0.003 and epsilon 3, the
-result is worse than the mean of those of local training and FedAvg), or where silos are so different that local models
-need more than half of the rounds.
+result is worse than the average of the results of local training and of FedAvg), or where silos are so different that
+local models need more than half of the rounds.
 """
 
 import dataclasses
@@ -140,8 +140,8 @@ def observe(
       state: state before the round, with the lambdas of the round.
       parameters: public parameters of all silos.
       before: every silo's weights before the round, by name, `[silos, *shape]`, in the parameters' order of silos.
-      after: every silo's weights after the round, in the same form.
-      mean_before: mean that the weights were pulled to, by name, `[*shape]`.
+      after: every silo's weights after the round, in the form of `before`.
+      mean_before: mean that the round pulled the weights to, by name, `[*shape]`.
     """
     rate, steps = parameters.learning_rate, parameters.local_steps
     kept = kept_in_step(state, parameters)

@@ -1,7 +1,7 @@
-"""Finds MR-MTL's best pull in closed form, from private federated mean estimation.
+"""Computes MR-MTL's best lambda in closed form, for private federated mean estimation.
 
 Each of K silos has n values with variance sigma^2 around the silo's own centre; the centres have variance tau^2 around
-a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s, and MR-MTL pulls that
+a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s. MR-MTL pulls this
 estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local training, infinity is FedAvg.
 Errors are expected squared distances to the silo's true centre.
 

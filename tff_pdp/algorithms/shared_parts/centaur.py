@@ -26,7 +26,7 @@ def build_centaur(
     """Builds CENTAUR. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
 
     Args:
-      head: names of the weights that clients keep.
+      head: names of the weights that stay at each client.
       local_momentum: momentum of a client's steps on the body; the paper's code has 0.9.
       server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
       server_learning_rate: learning rate of the server's optimizer.
@@ -46,7 +46,7 @@ def build_fed_rep(*, head: Sequence[str], local_momentum: Momentum = 0.0) -> Alg
     """Builds FedRep: `centaur` with a server that adds the mean update.
 
     Args:
-      head: names of the weights that clients keep.
+      head: names of the weights that stay at each client.
       local_momentum: momentum of a client's steps on the body.
     """
     return dataclasses.replace(build_centaur(head=head, local_momentum=local_momentum), name="fed_rep", title="FedRep")

@@ -85,25 +85,25 @@ def build_dp_pfed_dsu(
     """Builds DP-pFedDSU. Server state: weights, optimizer. Client state: its head. Released: the body's masked update,
     averaged.
 
-    The mask applies while the body is trained; the paper defines it for nothing else. Heads are tuned on the unmasked
-    body, which clients' models use, too.
+    The mask applies only while the body is trained; the paper defines no other use. Heads are tuned on the unmasked
+    body, and clients' models have the unmasked body, too.
 
     Guarantee: with `mask_source` `server` the mask is a function of the shared body, that is, of earlier releases, and
       the same for all clients; with `client` a client masks the weights it computes with, but releases a dense update.
     Assumes: releases are clipped and noised on all coordinates, as in a user-level plan.
 
     Args:
-      head: names of the weights that clients keep.
+      head: names of the weights that stay at each client.
       sparsity: share of a masked layer's weights that is kept.
       sparse_layers: number of layers, counted back from the end of the body, whose kernels are masked.
       mask_source: `server` masks by the shared body at the start of a round, `client` by the client's own weights at
-        every step. `paper_client_mask` masks the noised upload by the client's final weights, as the paper does; this
-        protects nobody.
+        every step. `paper_client_mask` masks the noised upload by the client's final weights, as the paper does; the
+        noise then protects nobody.
       mask_gradient: `straight_through` still updates masked weights by their gradients, `masked` leaves them unchanged.
         With `mask_source: server` the two give the same result.
       norm_weight: weight of the norm penalty, lambda; 0 for no penalty.
       norm_target: norm that the penalty draws the update towards; set it to `privacy.clip_norm`.
-      norm_penalty: `absolute` penalises norms above and below the target, `hinge` only those above.
+      norm_penalty: `absolute` penalises norms above and below the target, `hinge` only norms above.
       local_momentum: momentum of a client's steps on the body.
       server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
       server_learning_rate: learning rate of the server's optimizer.

@@ -22,7 +22,7 @@ def build_fed_per(
     """Builds FedPer. Server state: weights, optimizer. Client state: its head. Released: the body's update, averaged.
 
     Args:
-      head: names of the weights that clients keep.
+      head: names of the weights that stay at each client.
       server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
       server_learning_rate: learning rate of the server's optimizer.
       server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.

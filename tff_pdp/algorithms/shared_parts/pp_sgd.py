@@ -1,8 +1,8 @@
 """PP-SGD: a shared model, and a personal addition to its head per client (Bietti et al., "Personalization Improves
 Privacy-Accuracy Tradeoffs in Federated Learning", ICML 2022).
 
-A client predicts with the head `w_h + theta_u`. Each step takes one gradient by the shared weights w and by the
-client's own part theta_u together; only the movement of w is released.
+A client predicts with the head `w_h + theta_u`. Each step takes one joint gradient w.r.t. the shared weights w and the
+client's own part theta_u; only the movement of w is released.
 """
 
 import collections
@@ -32,7 +32,7 @@ def build_pp_sgd(
     weights' update, averaged. With a `personal_rate` of 0 the method is DP-FedAvg.
 
     Args:
-      head: names of the weights that clients add to.
+      head: names of the weights to which clients add a part of their own.
       server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
       server_learning_rate: learning rate of the server's optimizer.
       server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.

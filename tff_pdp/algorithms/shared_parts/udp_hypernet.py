@@ -1,12 +1,12 @@
 """UDP-Alg and pFedHN: a hypernetwork makes every client's model from the client's descriptor.
 
 UDP-Alg has user-level privacy (Scott et al., "Differentially Private Hypernetwork-based Federated Learning",
-HyperNetFL). Without privacy it is pFedHN (Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML
-2021), whose steps are the same.
+HyperNetFL). Without privacy the method is pFedHN (Shamsian et al., "Personalized Federated Learning using
+Hypernetworks", ICML 2021).
 
 Clients receive the hypernetwork's parameters phi. A client makes its model theta = h(v; phi) from its descriptor v,
 takes local steps to theta', and releases the matching change of phi: theta' - theta, times the transposed Jacobian of h
-by phi. The descriptor moves by the same difference, times the transposed Jacobian of h by v, and never leaves the
+w.r.t. phi. The descriptor moves by theta' - theta, times the transposed Jacobian of h w.r.t. v, and never leaves the
 client. Descriptor and model are functions of raw data: neither is post-processing of phi alone.
 """
 
@@ -49,11 +49,11 @@ def build_udp_hypernet(
     Args:
       descriptor_size: number of values in a descriptor.
       hidden_units: number of units of each hidden layer of the hypernetwork.
-      head_scale: distance of the first models from the target model's own initial weights, as a share of their size.
+      head_scale: relative distance of the first models from the target model's own initial weights; 0 for none.
       hypernet_seed: seed of the initial parameters and descriptor, which are public.
       fine_tune: let clients take `adapt_steps` local steps from their model before they use it.
       paper_server_descriptors: assume, as the paper does, that the server keeps the descriptors: the computation is
-        the same, the claim is weaker.
+        unchanged, but the claim is weaker.
       server_optimizer: optimizer at the server: `sgd`, `momentum` or `adam`.
       server_learning_rate: learning rate of the server's optimizer.
       server_momentum: momentum of the server's optimizer, for `momentum` and `adam`.
@@ -133,7 +133,7 @@ def build_hypernet(
     Args:
       descriptor_size: number of values in a descriptor.
       hidden_units: number of units of each hidden layer of the hypernetwork.
-      head_scale: distance of the first models from the target model's own initial weights, as a share of their size.
+      head_scale: relative distance of the first models from the target model's own initial weights; 0 for none.
     """
     return dataclasses.replace(
         build_udp_hypernet(descriptor_size=descriptor_size, hidden_units=hidden_units, head_scale=head_scale),

@@ -1,9 +1,9 @@
 """APFL (Deng et al., "Adaptive Personalized Federated Learning", arXiv:2003.13461, 2020), with a given mixture.
 
 The shared model w is trained by FedAvg. Each client also trains weights v of its own, by the gradient at the client's
-model, the mixture `alpha v + (1 - alpha) w`. Both take local steps, so a client touches its data twice as often as in
-FedAvg. The paper takes both gradients of a step on one batch; here each gradient is a release of its own, with a batch
-of its own. The paper has two forms; this form does not learn alpha.
+model, the mixture `alpha v + (1 - alpha) w`. Both v and w take local steps, so a client touches its data twice as often
+as in FedAvg. The paper takes both gradients of a step on one batch; here each gradient is a separate release, on a
+separate batch. The paper also has a form that learns alpha; here alpha is fixed.
 """
 
 import tensorflow as tf
@@ -14,8 +14,8 @@ from tff_pdp.algorithms.local_sgd import Trajectory, View, local_sgd
 
 
 def build_apfl() -> Algorithm:
-    """Builds APFL. Server state: the shared weights. Client state: its own weights, and their share in the mixture.
-    Released: the shared update, averaged.
+    """Builds APFL. Server state: the shared weights. Client state: its own weights, and alpha. Released: the shared
+    update, averaged.
     """
 
     def mix(share, own, shared):

@@ -1,8 +1,8 @@
 """Ditto (Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021).
 
 The shared model is trained by FedAvg, untouched by personalisation. Each client also trains weights of its own with a
-pull of strength lambda (`prox_weight`) to the shared weights. Both take local steps, so a client touches its data twice
-as often as in MR-MTL: under the same budget, every gradient carries more noise.
+pull of strength lambda (`prox_weight`) to the shared weights. Both sets of weights take local steps, so a client
+touches its data twice as often as in MR-MTL: for an equal budget, every gradient has more noise.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights
@@ -15,7 +15,7 @@ def build_ditto(*, prox_inside_clip: bool = False) -> Algorithm:
 
     Args:
       prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
-        does; by default it is added after clip and noise.
+        does; by default the pull is added after clip and noise.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):

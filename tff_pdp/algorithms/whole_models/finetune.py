@@ -36,11 +36,11 @@ def build_local_only() -> Algorithm:
 
 def build_finetune(*, rounds: int, federated_fraction: Fraction = 0.5) -> Algorithm:
     """Builds fine-tuning. Server state: the shared weights and the number of rounds so far. Client state: its weights,
-    and whether it fine-tunes them already. Released: the update, averaged; zeros once clients fine-tune.
+    and whether it fine-tunes already. Released: the update, averaged; zeros once clients fine-tune.
 
     Args:
       rounds: number of rounds of the whole training.
-      federated_fraction: share of the rounds that train the shared model; the rest fine-tune.
+      federated_fraction: share of the rounds, from the first, that train the shared model; then clients fine-tune.
     """
     federated_rounds = rounds_of(federated_fraction, rounds)
 

@@ -1,13 +1,13 @@
 """IFCA, and four methods whose clusters IFCA forms in the first rounds.
 
 In IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) every client selects its
-cluster anew in every round, here privately. Selection reads all of a client's examples, so no sampling lowers its cost:
-over a whole training it can cost more than the gradients.
+cluster anew in every round, here privately. Selection reads all of a client's examples, so no subsampling lowers the
+privacy cost: over a whole training, selections can cost more than the gradients.
 
 The methods named `ifca_...` select in the first rounds only, and train a cluster's model as IFCA does (Liu et al.,
 NeurIPS 2022, section 4, algorithm 2 and appendix C). Afterwards `ifca_fed_avg` trains each cluster's model by FedAvg;
-with `ifca_local` each client trains alone from its cluster's model; with `ifca_finetune` it does so after some rounds
-of FedAvg.
+with `ifca_local` each client trains alone from its cluster's model; with `ifca_finetune` each client trains alone after
+some rounds of FedAvg.
 
 With `ifca_mr_mtl` each client has weights of its own after the first rounds, trained with a pull to its cluster's mean.
 (Algorithm 2 always releases the difference to the cluster's mean. After the first rounds a client here releases the
@@ -156,7 +156,7 @@ def build_ifca_mr_mtl(
       selection_fraction: share of the rounds, from the first, in which clients select their cluster.
       init_stddev: standard deviation of the noise that sets the clusters' first models apart.
       prox_inside_clip: add the pull to each example's gradient before the clip, as the MR-MTL paper's released code
-        does; by default it is added after clip and noise.
+        does; by default the pull is added after clip and noise.
     """
     selection_rounds = rounds_of(selection_fraction, rounds)
 

@@ -23,8 +23,8 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
       num_clients: number of clients, each with a `client_index` of its own.
       smallest_share: lower bound of the eigenvalues of Sigma = (W W^T)^(1/2), relative to their mean, before Sigma is
         inverted.
-      paper_covariance: use Sigma, scaled to trace one, instead of its inverse, as the MR-MTL paper's released code
-        does; similar clients are then pushed apart.
+      paper_covariance: use Sigma, scaled to trace one, in place of Omega, as the MR-MTL paper's released code does;
+        similar clients are then pushed apart.
     """
 
     def pull_of_others(broadcast, index):
@@ -81,7 +81,7 @@ def build_mocha(*, num_clients: int, smallest_share: Fraction = 0.1, paper_covar
 
 
 def relations_between(rows: Weights, smallest_share: float, paper_covariance: bool) -> tf.Tensor:
-    """Returns the matrix of relations, float32 `[clients, clients]`, from weights with a leading axis of clients."""
+    """Returns the relations Omega, float32 `[clients, clients]`, from weights with a leading axis of clients."""
     matrix = tf.concat([tf.reshape(value, [value.shape[0], -1]) for value in rows.values()], axis=1)
     eigenvalues, eigenvectors = tf.linalg.eigh(tf.matmul(matrix, matrix, transpose_b=True))
     # Rounding makes zeros slightly negative; all are zero where every weight is.

@@ -18,7 +18,7 @@ def build_mr_mtl(*, prox_inside_clip: bool = False) -> Algorithm:
 
     Args:
       prox_inside_clip: add the pull to each example's gradient before the clip, as the paper's released code does; by
-        default it is added after clip and noise.
+        default the pull is added after clip and noise.
     """
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):

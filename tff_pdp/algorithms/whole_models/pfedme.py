@@ -3,7 +3,7 @@
 In each of R local steps a client takes K gradient steps of its own model theta, with a pull of strength lambda to its
 local copy w of the shared model, and moves w by `-eta lambda (w - theta)`: a gradient step on the Moreau envelope of
 its loss. In the paper the K steps share a batch. Here each of the R times K gradients of a round is a release of its
-own, with a batch of its own. As in the released code, each local step starts from the theta of the one before.
+own, with a batch of its own. As in the released code, each local step starts from the previous step's theta.
 """
 
 import tensorflow as tf

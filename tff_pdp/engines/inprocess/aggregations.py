@@ -1,4 +1,4 @@
-"""Aggregates clients' values in sums: the server starts the sums, clients are added, the server makes the result."""
+"""Aggregates clients' values in running sums: the server starts the sums, clients are added, the server finishes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ _SUMS = {
 
 
 def specs(statement: Statement) -> list[tf.TensorSpec]:
-    """Returns shapes and dtypes of an aggregation's sums."""
+    """Returns shapes and dtypes of an aggregation's running sums."""
     if statement.uri == "federated_aggregate":
         return structures.leaf_specs(_accumulate(statement).type_signature.result)
     found = structures.leaf_specs(statement.value_type)
@@ -57,7 +57,7 @@ def start(statement: Statement, evaluator: Evaluator) -> Leaves:
 
 
 def add(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
-    """Adds to the sums one client or, if `num_clients` is given, a stack of `num_clients` clients."""
+    """Returns the sums after adding one client or, if `num_clients` is given, a stack of `num_clients` clients."""
     if statement.uri == "federated_aggregate":
         columns = _leaves_of(statement.value.argument[0], evaluator, num_clients)
         if num_clients is None:
@@ -81,7 +81,7 @@ def merge(statement: Statement, first: Leaves, second: Leaves) -> Leaves:
 
 
 def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator: Evaluator) -> Any:
-    """Returns the value at the server, from the sums over all clients."""
+    """Returns the aggregate, a value at the server, from the sums over all clients."""
     if statement.uri == "federated_aggregate":
         total = structures.unflatten(sums, _accumulate(statement).type_signature.result)
         return evaluator.call(statement.value.argument[4], total)

@@ -28,7 +28,7 @@ NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: on a CPU as many at a time as there are cores, on an accelerator one at a time."""
+    """Runs functions on one device: on a CPU one per core at a time (at most `NUM_LANES`), on an accelerator one."""
 
     def __init__(self, device: str):
         self._device = device
@@ -70,7 +70,7 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
       clients_per_call: largest number of clients that are computed at a time.
 
     Returns:
-      A list of calls for each lane; a call is its clients' indices, int64 `[clients]`. Without clients, no lanes.
+      One list of calls per lane. A call is an array of client indices, int64 `[clients]`. Without clients, no lanes.
 
     Raises:
       CannotStack: the mode stacks clients, and a value contains a data set.
@@ -105,7 +105,7 @@ def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> 
 
 @dataclasses.dataclass(frozen=True)
 class ClientWork:
-    """A client step, together with the values that it takes.
+    """A client step with its inputs.
 
     Attributes:
       step: the client step, traced for the mode.

@@ -30,7 +30,7 @@ class InProcessEngine(_tff.SyncContext):
     copied when they are passed to the next round.
 
     Attributes:
-      choices: modes that `auto` chose (one by one, or as stacks), by fingerprint of the computation.
+      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint.
     """
 
     name = "inprocess"
@@ -43,7 +43,7 @@ class InProcessEngine(_tff.SyncContext):
         clients_per_call: int = _CLIENTS_PER_CALL,
         choices: dict[str, Mode] | None = None,
     ):
-        """Finds the device; the engine is then ready to use.
+        """Builds the engine on a device; the engine is then ready for use.
 
         Args:
           device: `cpu`, `gpu`, `gpu:N` or `auto`.
@@ -86,7 +86,7 @@ class InProcessEngine(_tff.SyncContext):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EngineError("This engine has been closed.")
+            raise EngineError("This engine has been closed: build another.")
 
     def invoke(self, comp: Any, arg: Any) -> Any:
         """Runs a computation to its end.
@@ -97,7 +97,7 @@ class InProcessEngine(_tff.SyncContext):
 
         Raises:
           EngineError: the engine is closed, or does not support a part of the computation.
-          TypeError: an argument has another type.
+          TypeError: an argument does not match the computation's parameter.
           tf.errors.OpError: the computation itself fails.
         """
         with self._invocation, tf.device(self._device):

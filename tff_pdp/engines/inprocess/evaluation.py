@@ -1,7 +1,7 @@
 """Evaluates the building blocks of a computation while a TensorFlow function is traced.
 
-None of this is repeated in rounds: references, selections and lambdas are resolved once, and only TensorFlow operations
-remain in the traced function.
+Rounds do not repeat the evaluation: references, selections and lambdas are resolved once, and only TensorFlow
+operations remain in the traced function.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,7 +59,7 @@ class Evaluator:
                 )
 
     def apply(self, function: Any, argument: Any) -> Any:
-        """Evaluates a call whose argument is an expression, or None."""
+        """Evaluates a call of `function`; the argument is an expression, or None."""
         if isinstance(function, _tff.Intrinsic):
             if function.uri not in _SEQUENCE_INTRINSICS:
                 raise unsupported(function)

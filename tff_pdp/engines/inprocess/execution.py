@@ -25,7 +25,7 @@ _TRIAL_CLIENTS = 32
 
 
 class LoadedProgram:
-    """A computation prepared for one device; it is lowered at once, and each step is traced at its first use.
+    """A computation prepared for one device: lowered to a `Program` at once, with each step traced at its first use.
 
     Attributes:
       computation: TFF's computation.
@@ -51,14 +51,14 @@ class LoadedProgram:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Name of the computation, the same in every process."""
+        """Digest of the computation, equal in all processes."""
         return fingerprint(self.program)
 
     def take(self, argument: Any) -> tuple[dict[str, Leaves], dict[str, ClientValues]]:
-        """Divides the arguments of a call, by name, into leaves at the server and values of clients.
+        """Divides the arguments of a call, by name, into the server's leaves and the clients' values.
 
         Raises:
-          TypeError: an argument has another type.
+          TypeError: an argument does not match the computation's parameter, or numbers of clients differ.
         """
         shared: dict[str, Leaves] = {}
         own: dict[str, ClientValues] = {}
@@ -71,7 +71,7 @@ class LoadedProgram:
                 continue
             if isinstance(value, ClientValues):
                 if not member.value_type.is_assignable_from(value.member_type):
-                    raise TypeError(f"{where}: expected clients' {member.value_type}, not {value.member_type}")
+                    raise TypeError(f"{where}: expected {member.value_type} per client, not {value.member_type}")
                 own[member.name] = value
             elif isinstance(value, list):
                 own[member.name] = ClientValues.from_members(member.value_type, value, where)
@@ -88,7 +88,7 @@ class LoadedProgram:
         """Runs the whole computation.
 
         Args:
-          shared: leaves by argument name.
+          shared: the server's leaves by argument name.
           own: clients' values by argument name; this call arranges them for the mode.
           mode: way in which clients are computed: one by one, or as stacks.
           clients_per_call: largest number of clients that are computed at a time.
@@ -113,7 +113,7 @@ class LoadedProgram:
         """Times both modes on some of the clients, and discards the results.
 
         Returns:
-          Seconds by mode; no entry for a mode that cannot run this computation.
+          Seconds by mode. If stacks cannot run this computation, there is only `loop`, untimed: 0 seconds.
 
         Raises:
           tf.errors.OpError: the computation fails in both modes.

@@ -62,7 +62,7 @@ class Graph:
         self.operations = frozenset(node.op for node in _all_nodes(graph_def))
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> Leaves:
-        """Imports the graph into the current one and returns its outputs."""
+        """Imports the graph into the current graph, and returns the imported outputs."""
         mapping = dict(zip(self.inputs, inputs, strict=True))
         if self._proto.session_token_tensor_name:
             mapping[self._proto.session_token_tensor_name] = tf.constant("")
@@ -108,7 +108,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tracing(step: Any) -> Iterator[None]:
-    """Ties functions registered inside the `with` block to `step`, a traced graph: both are deleted together."""
+    """Ties functions registered inside the `with` block to the traced graph `step`: all are deleted together."""
     token = _step.set(step)
     try:
         yield

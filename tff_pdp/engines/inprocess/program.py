@@ -43,7 +43,7 @@ class Statement:
 
     Attributes:
       name: name of the call's value.
-      value: call, a building block of TFF.
+      value: the call, as a building block of TFF.
       value_type: type of the call's value, without placement.
       uses: names that the call refers to.
     """
@@ -141,7 +141,7 @@ def lower(computation: Any) -> Program:
 
 
 def without_placement(value_type: Any) -> Any:
-    """Returns the type of the value at one place."""
+    """Returns a federated type's member type, and any other type unchanged."""
     return value_type.member if isinstance(value_type, _tff.FederatedType) else value_type
 
 
@@ -154,7 +154,7 @@ def _statement(name: str, value: Any) -> Statement:
 
 
 def references(block: Any) -> Iterator[str]:
-    """Yields the names that an expression refers to, even if bound inside it: bound names are unique, so harmless."""
+    """Yields all names in an expression's references; names bound inside the expression are unique, so harmless."""
     if isinstance(block, _tff.Reference):
         yield block.name
     else:

@@ -33,7 +33,7 @@ def as_column(leaf: Any) -> Column:
 
 
 def stack(leaf: Any, num_clients: tf.Tensor) -> tf.Tensor:
-    """Returns the leaf with its axis of clients."""
+    """Returns the leaf with an axis of clients; a shared tensor is repeated for each client."""
     column = as_column(leaf)
     if column.is_stacked:
         return column.tensor

@@ -1,4 +1,4 @@
-"""Traces the TensorFlow functions of one level of a program: the server's step, and a client's step in two forms."""
+"""Traces the TensorFlow functions of a program's level: the server's step, and the step of one client or a stack."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ class Wiring:
                 self.varies[statement.name] = statement in level.clients
 
     def uses(self, blocks: Sequence[Any]) -> list[str]:
-        """Returns the names that these expressions refer to, arguments included, in a fixed order."""
+        """Returns the names of arguments and statements that the expressions refer to, in a fixed order."""
         return list(dict.fromkeys(name for block in blocks for name in self._names(block) if name in self.types))
 
     def _names(self, block: Any) -> list[str]:
@@ -49,7 +49,7 @@ class Wiring:
         return [name for child in source.children() for name in self._names(child)]
 
     def environment(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values by name, as expressions refer to them: members of the parameter inside the parameter."""
+        """Returns the values by name, with arguments nested in the parameter, as expressions refer to them."""
         environment = dict(values)
         if self.program.parameter is not None:
             environment[self.program.parameter] = self._parameter(self.program.parameter_type, (), values)
@@ -77,7 +77,7 @@ class Step:
     Attributes:
       inputs: names of the server's values that the function takes, in order.
       outputs: names of the values that the function returns, in order.
-      function: function of flat leaves, which returns flat leaves.
+      function: the traced function, `flat leaves -> flat leaves`.
       own: names of the clients' values that the function takes, in order.
     """
 
@@ -104,7 +104,7 @@ def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Ca
 
 
 def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) -> Step:
-    """Traces the server's part of a level: finishes the sums of the level before, and starts those of this level."""
+    """Traces the server's part of a level: finishes the previous level's sums, and starts this level's sums."""
     program = wiring.program
     level = program.levels[number]
     before: tuple[Statement, ...] = program.levels[number - 1].aggregations if number else ()
@@ -141,7 +141,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
     """Traces the clients' part of a level, for one client or for a stack of clients.
 
     Raises:
-      Exception: any error of TensorFlow's if an operation cannot be computed for a stack.
+      Exception: an operation cannot be computed for a stack; TensorFlow has many types of this error.
     """
     level: Level = wiring.program.levels[number]
     used = wiring.uses([statement.value for statement in (*level.clients, *level.aggregations)])
@@ -180,7 +180,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
 
 
 def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:
-    """Traces the merging of a level's sums over two sets of clients; takes one set's leaves, then the other's."""
+    """Traces the merging of a level's sums over two sets of clients; the inputs are both sets' leaves, in order."""
     statements = wiring.program.levels[number].aggregations
     specs = [spec for statement in statements for spec in aggregations.specs(statement)]
 

@@ -2,11 +2,11 @@
 
 events: releases as `DpEvent`s with a stable text form
 grid_distance: extra cost of noise on a grid, compared with ideal noise
-kept: results kept on disk, and many silos computed in parallel
+kept: results cached on disk, and many silos computed in parallel
 accountants: epsilon of releases, and the noise that a budget needs
 row_influence: event and privacy loss of a person in several rows
 repeated_runs: event of a random number of runs, the best of which is released
 budgets: the budget of each silo
-calibration: number of rounds that a budget allows; a paper's larger noise
+calibration: number of rounds that a budget allows; the larger noise of a paper's code
 ledger: records events by scope, and refuses a round that would overspend before it runs
 """

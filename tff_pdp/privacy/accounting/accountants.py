@@ -2,11 +2,11 @@
 
 A `dp_accounting.DpEvent` says what was released (for instance 500 Poisson-sampled Gaussian sums). Three bounds turn it
 into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss distributions (PLD) and, for Gaussian sums
-without sampling, the exact formula. Each of them is an upper bound on its own, so the smallest one may be claimed.
+without sampling, the exact formula. Each is an upper bound, so the smallest may be claimed.
 
 Epsilon can also be bounded through a third data set, in which the rows that differ between two neighbours are zeroed.
-If both neighbours are (e, d)-indistinguishable from the third, results with probability p for one have at most exp(e)
-(exp(e) p + d) + d for the other: the neighbours are (2 e, (1 + exp(e)) d)-indistinguishable.
+If both neighbours are (e, d)-indistinguishable from the third, outcomes of probability p for one neighbour have at most
+exp(e) (exp(e) p + d) + d for the other neighbour: the two are (2 e, (1 + exp(e)) d)-indistinguishable.
 """
 
 import dataclasses
@@ -59,7 +59,7 @@ class Adjacency(enum.Enum):
     """The neighbouring relation: the difference between two data sets that the guarantee hides.
 
     ADD_OR_REMOVE_ONE: one record (or user) is present or absent; a clipped sum moves by up to the clip norm C.
-    REPLACE_ONE: one record takes other values; a clipped sum moves by up to 2 C, so events have half the multiplier.
+    REPLACE_ONE: a record's values change; a clipped sum moves by up to 2 C, so events have half the noise multiplier.
     REPLACE_SPECIAL: one record becomes a record that contributes zero; a clipped sum moves by up to C.
     """
 
@@ -69,7 +69,7 @@ class Adjacency(enum.Enum):
 
     @property
     def relation(self) -> dp_accounting.NeighboringRelation:
-        """This relation as dp_accounting's constant."""
+        """The constant of dp_accounting for this relation."""
         return dp_accounting.NeighboringRelation[self.name]
 
 
@@ -96,18 +96,18 @@ def epsilon_bounds(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     discretisation: float | None = None,
 ) -> EpsilonBounds:
-    """Bounds the epsilon of all releases in `event` together.
+    """Bounds the joint epsilon of all releases in `event`.
 
-    Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, also when later ones depend on earlier outputs.
+    Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, even if later ones depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
-    from public data. Noise is ideal, or a `GridNoiseDpEvent` among the events charges for its distance from ideal
-    noise. Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: all bounds are then infinite.
+    from public data. Noise is ideal, or a `GridNoiseDpEvent` in `event` charges for the distance of the drawn noise
+    from ideal noise. Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: bounds are infinite.
 
     Args:
       event: the releases.
-      delta: in (0, 1), well below 1 / number of records.
+      delta: delta of (epsilon, delta)-DP, in (0, 1), well below 1 / number of records.
       adjacency: the neighbouring relation; dp_accounting supports Poisson sampling only under ADD_OR_REMOVE_ONE.
-      discretisation: width of the PLD grid in units of privacy loss; None for a width that suits the size of epsilon.
+      discretisation: cell width of the PLD grid, in units of privacy loss; None for a width that suits epsilon's size.
 
     Raises:
       ConfigError: delta is not in (0, 1).
@@ -178,7 +178,7 @@ def _ideal_bounds(parts: tuple, delta: float, adjacency: Adjacency, discretisati
 
 
 def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
-    """Computes epsilon of one unsampled Gaussian sum; T sums cost as much as one with `noise_multiplier / sqrt(T)`.
+    """Computes epsilon of one unsampled Gaussian sum. T sums cost as much as one sum with `noise_multiplier / sqrt(T)`.
 
     Source: Balle and Wang, "Improving the Gaussian mechanism for differential privacy", 2018, theorem 8.
 
@@ -202,17 +202,17 @@ def exact_gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def calibrate_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, fixed_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the smallest noise multiplier (a float32, to a relative 2e-5) that keeps planned steps within the budget.
+    """Finds the smallest noise multiplier (float32, relative error 2e-5) with which the planned steps fit the budget.
 
     Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
     Assumes: as in `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
 
     Args:
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
-      delta: in (0, 1).
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
-      fixed_events: other releases of the same scope, such as a private selection or private statistics.
+      fixed_events: other releases about the same records, such as a private selection or private statistics.
 
     Raises:
       BudgetError: no noise multiplier up to 1e4 meets the budget.
@@ -256,7 +256,7 @@ def solve_noise_multiplier(
     Guarantee, Raises: as in `calibrate_noise_multiplier`. The search begins at `guess`.
     """
     if not epsilon > 0:
-        raise BudgetError(f"The privacy budget epsilon={epsilon:g} must be positive; nothing can be released for it.")
+        raise BudgetError(f"The privacy budget epsilon={epsilon:g} must be above 0: every release costs some epsilon.")
     if math.isinf(epsilon):
         return 0.0
     # A hair below the budget, so that composing the same events in another order cannot round above it.
@@ -408,19 +408,19 @@ _HOPELESS = 3.0
 
 
 def epsilon_through_zeros(parts: Iterable[tuple[CustomDpEvent, int]], delta: float, passes: int = 2) -> float | None:
-    """Bounds the epsilon of events that have a `zeroed_pld`; each is released as often as its count says.
+    """Bounds the joint epsilon of events that have a `zeroed_pld`, each released several times.
 
-    Guarantee: all releases together are (epsilon, delta)-DP for neighbours that become one third data set when the rows
-      that may differ are zeroed.
-    Assumes: what each event assumes; floating-point noise is treated as real-valued.
+    Guarantee: all releases together are (epsilon, delta)-DP for neighbours that become equal when the rows that may
+      differ are zeroed.
+    Assumes: the assumptions of each event hold; floating-point noise is treated as real-valued.
 
     Args:
-      parts: events and their counts.
-      delta: in (0, 1).
-      passes: number of grids of losses that are tried, each finer than the one before; 1 or 2.
+      parts: pairs of an event and the number of times that it is released.
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
+      passes: number of loss grids to try, 1 or 2; the second grid is finer than the first.
 
     Returns:
-      The bound; None if there is too little noise, or too many rows differ, to find one in this way.
+      The bound on epsilon; None if the noise is too small, or too many rows differ, for this method.
     """
     parts = list(parts)
     shapes = [event.zeroed_width_and_mean for event, _ in parts]

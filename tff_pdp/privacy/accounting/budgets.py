@@ -1,7 +1,7 @@
-"""Gives every silo its budget, one (epsilon, delta), as the section `budgets` of a configuration says.
+"""Assigns a privacy budget (epsilon, delta) to every silo, as the configuration's section `budgets` specifies.
 
-A budget is the same for all silos, taken from a list, or drawn from a distribution, as in papers on personalised
-budgets; or it is given silo by silo, in the configuration itself or in a CSV or YAML file of its own.
+Budgets are equal for all silos, taken from a list, drawn from a distribution (as in papers on personalised budgets), or
+listed silo by silo, in the configuration or in a separate CSV or YAML file.
 """
 
 import csv
@@ -25,7 +25,7 @@ _KEY = "privacy.budgets"
 
 @dataclasses.dataclass(frozen=True)
 class SiloBudget:
-    """The budget of one scope over a whole run.
+    """The budget of one scope (a silo, or all users together) for a whole run.
 
     Attributes:
       epsilon: upper limit of the privacy loss, positive; infinite means that no privacy is asked for.
@@ -61,7 +61,7 @@ class LogUniform(Settings, tag_field="kind", tag="log_uniform"):
             raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
 
     def quantile(self, first: float, second: float) -> float:
-        """Maps two numbers that are uniform in (0, 1) to an epsilon with this distribution."""
+        """Maps two independent uniform numbers in (0, 1) to an epsilon of this distribution."""
         return self.low * math.exp(first * math.log(self.high / self.low))
 
 
@@ -69,9 +69,9 @@ class Component(Settings):
     """One Gaussian of a mixture.
 
     Attributes:
-      share: share of the silos, in (0, 1].
-      mean: mean of their epsilons.
-      stddev: standard deviation of their epsilons.
+      share: fraction of the silos that draw from this Gaussian, in (0, 1].
+      mean: mean of the Gaussian.
+      stddev: standard deviation of the Gaussian.
     """
 
     share: Annotated[float, Meta(gt=0, le=1)]
@@ -86,7 +86,7 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
 
     Attributes:
       components: the Gaussians, whose shares sum to 1.
-      minimum: smallest epsilon; lower draws are raised to it.
+      minimum: smallest epsilon; lower draws are set to `minimum`.
     """
 
     components: Annotated[tuple[Component, ...], Meta(min_length=1)]
@@ -98,7 +98,7 @@ class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
             raise ValueError(f"the shares of the components must sum to 1, not {total:g}")
 
     def quantile(self, first: float, second: float) -> float:
-        """Maps two numbers that are uniform in (0, 1) to an epsilon with this distribution."""
+        """Maps two independent uniform numbers in (0, 1) to an epsilon of this distribution."""
         below = itertools.accumulate(one.share for one in self.components)
         chosen = next(
             (one for one, end in zip(self.components, below, strict=True) if first < end), self.components[-1]
@@ -111,7 +111,7 @@ class OwnBudget(Settings):
 
     Attributes:
       epsilon: upper limit of the privacy loss.
-      delta: delta of (epsilon, delta)-DP; without it, the delta of all silos.
+      delta: delta of (epsilon, delta)-DP; by default the `delta` that the section sets for all silos.
     """
 
     epsilon: Epsilon
@@ -119,7 +119,7 @@ class OwnBudget(Settings):
 
 
 class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
-    """Gives every silo the same budget.
+    """Assigns the same budget to every silo.
 
     Attributes:
       epsilon: upper limit of the privacy loss; infinite (`.inf`) where no privacy is asked for.
@@ -135,10 +135,10 @@ class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
 
 
 class Cycled(Settings, tag_field="kind", tag="cycled"):
-    """Gives the epsilons of a list to the silos, sorted by name; the list starts over at its end.
+    """Assigns the epsilons of a list to the silos in the order of their names; the list is repeated as needed.
 
     Attributes:
-      epsilons: the list.
+      epsilons: the list of epsilons.
       delta: delta of every silo, as in `one_for_all`.
     """
 
@@ -180,11 +180,11 @@ class Drawn(Settings, tag_field="kind", tag="drawn"):
 
 
 class BySilo(Settings, tag_field="kind", tag="by_silo"):
-    """Gives every silo a budget of its own.
+    """Assigns a separate budget to every silo.
 
     Attributes:
       silos: each silo's epsilon, or its epsilon and delta.
-      default_epsilon: epsilon of silos that `silos` does not name; without it every silo must be named.
+      default_epsilon: epsilon of silos that `silos` does not name; without a default every silo must be named.
       delta: delta of silos without a delta of their own.
     """
 
@@ -209,7 +209,7 @@ class FromFile(Settings, tag_field="kind", tag="from_file"):
       file: a `.csv` file with the header `silo,epsilon` or `silo,epsilon,delta`, where a cell of delta may be empty; or
         a `.yaml` or `.yml` file that maps silos to epsilons, or to `{epsilon: .., delta: ..}`. UTF-8. Relative to the
         working directory.
-      default_epsilon: epsilon of silos that the file does not name; without it every silo must be named.
+      default_epsilon: epsilon of silos that the file does not name; without a default every silo must be named.
       delta: delta of silos without a delta of their own.
     """
 
@@ -221,7 +221,7 @@ class FromFile(Settings, tag_field="kind", tag="from_file"):
         """Returns every silo's budget by client id; the ids are in sorted order.
 
         Raises:
-          ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of
+          ConfigError: the file cannot be read, has neither form, or lists a silo twice; a number is missing or out of
             range; a named silo does not exist, or a silo has no epsilon or no delta.
         """
         given, places = read_budget_file(self.file)
@@ -232,13 +232,13 @@ Budgets = OneForAll | Cycled | Drawn | BySilo | FromFile
 
 
 def read_budget_file(path: str | Path) -> tuple[dict[str, float | OwnBudget], dict[str, str]]:
-    """Reads a file of budgets, whose forms `FromFile` describes.
+    """Reads a file of budgets in one of the two forms that `FromFile` describes.
 
     Returns:
-      Each silo's budget, and each silo's place in the file, for messages.
+      Each silo's budget, and each silo's location in the file (path and line or key) for error messages.
 
     Raises:
-      ConfigError: the file cannot be read, is of neither form, or has a silo twice; a number is missing or out of
+      ConfigError: the file cannot be read, has neither form, or lists a silo twice; a number is missing or out of
         range. The message names the file and, for CSV, the line.
     """
     path = Path(path)
@@ -264,7 +264,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the file ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: no UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"{path}: not UTF-8 text (error at byte {error.start})") from None
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
     header: list[str] | None = None
     try:

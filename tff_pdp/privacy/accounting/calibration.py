@@ -1,10 +1,10 @@
 """Finds how many rounds a silo's budget allows, and the noise that the MR-MTL paper's released code chooses.
 
-A silo leaves a run after the last round that its budget pays for, which is known before the first round.
+A silo leaves a run after the last round that fits into its budget; this round is known before the run starts.
 
-The paper's code chooses noise by Renyi differential privacy at few orders, converted loosely. Use this noise to compare
-with published figures. `tff_pdp.privacy.accounting.accountants` bounds its true cost, which is well below the epsilon
-that it was chosen for.
+The paper's code chooses noise by Renyi differential privacy at few orders, with a loose conversion to epsilon. Use this
+noise to compare with published figures. `tff_pdp.privacy.accounting.accountants` bounds the true epsilon of this noise,
+which is well below the epsilon that the noise was chosen for.
 """
 
 import bisect
@@ -35,7 +35,7 @@ def rounds_within_budget(
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     first: tuple[dp_accounting.DpEvent, int] | None = None,
 ) -> int:
-    """Counts the rounds that a silo takes part in: the planned rounds, or as many of them as its budget pays for.
+    """Counts the rounds that a silo takes part in: all planned rounds, or as many as fit into the silo's budget.
 
     Guarantee: with the returned number of rounds, the releases of all rounds and `fixed_events` are jointly (epsilon,
     delta)-DP with the budget's epsilon and delta. The number is a function of the arguments alone, so it reveals
@@ -46,10 +46,10 @@ def rounds_within_budget(
     Args:
       budget: budget of the silo.
       round_event: the releases about the silo in each round.
-      fixed_events: the silo's other releases, once each, whether it takes part in any round or not.
+      fixed_events: the silo's other releases, each made once, even if the silo takes part in no round.
       rounds: number of planned rounds, at least 0.
       adjacency: the neighbouring relation of all events.
-      first: a release that each of the first rounds makes in addition, and the number of these rounds.
+      first: `(event, n)`, an additional release that each of the first n rounds makes; None for none.
 
     Returns:
       At most `rounds`; 0 where not even one round fits.
@@ -58,8 +58,8 @@ def rounds_within_budget(
       ConfigError: `rounds` is negative or not a whole number.
       BudgetError: no accountant supports the events under this adjacency.
 
-    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021. There, too,
-    a silo stops when its budget is spent, but by an asymptotic formula that is no bound; accountants give bounds.
+    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021. The paper's
+    silos, too, stop when their budgets are spent, but by an asymptotic formula, which is no upper bound.
 
     >>> rounds_within_budget(SiloBudget(1.0, 1e-5), poisson_gaussian_event(1.0, 8.0, 1), [], rounds=100)
     4
@@ -89,11 +89,11 @@ _TOLERANCE = 1e-5
 def paper_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, other_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the noise multiplier at which `paper_epsilon` is `epsilon`: more noise than the budget needs.
+    """Finds the noise multiplier at which `paper_epsilon` equals `epsilon`: more noise than the budget needs.
 
     Args:
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
-      delta: in (0, 1).
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums.
       other_events: other releases of the same silo, such as private selections.
@@ -120,14 +120,14 @@ def paper_epsilon(
     steps: int,
     others: tuple[tuple[dp_accounting.DpEvent, int], ...] = (),
 ) -> float:
-    """Computes epsilon by the classic conversion `rdp(a) + log(1 / delta) / (a - 1)`, at its best order.
+    """Computes epsilon by the classic RDP conversion: the least `rdp(a) + log(1 / delta) / (a - 1)` over orders a.
 
-    Guarantee: the result is an upper bound; `tff_pdp.privacy.accounting.accountants` gives tighter ones.
+    Guarantee: the result is an upper bound; `tff_pdp.privacy.accounting.accountants` gives tighter bounds.
     Assumes: as in `poisson_gaussian_event`.
 
     Args:
       noise_multiplier: noise standard deviation / clip norm.
-      delta: in (0, 1).
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: number of noisy sums.
       others: other releases of the same silo, and the count of each.

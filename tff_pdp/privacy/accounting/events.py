@@ -1,6 +1,6 @@
-"""Describes releases as `dp_accounting.DpEvent` values: builds them, adds events that the library lacks, stores them.
+"""Builds and stores events (`dp_accounting.DpEvent`), which describe releases; defines events that dp_accounting lacks.
 
-Events carry no data and no adjacency of their own; `tff_pdp.privacy.accounting.accountants` turns them into epsilon.
+Events contain neither data nor an adjacency; `tff_pdp.privacy.accounting.accountants` bounds the epsilon of events.
 """
 
 import itertools
@@ -37,7 +37,7 @@ class CustomDpEvent(dp_accounting.DpEvent):
         raise NotImplementedError
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns a privacy loss distribution that dominates one application, or None where none is known."""
+        """Returns a privacy loss distribution that dominates one application of the mechanism, None if unknown."""
         return None
 
     # Whether `zeroed_pld`, in place of `pld`, bounds the privacy loss besides `rdp`.
@@ -45,27 +45,27 @@ class CustomDpEvent(dp_accounting.DpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """Distance between the smallest and the largest loss of `zeroed_pld`, and the approximate mean loss."""
+        """Difference between the largest and the smallest loss of `zeroed_pld`, and the approximate mean loss."""
         return 0.0, 0.0
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns a distribution that dominates one application's privacy loss between data and their zeroed form.
+        """Returns a distribution that dominates one application's privacy loss between a data set and its zeroed form.
 
         In the zeroed form, the rows that differ between two neighbours contribute zero, so both neighbours have the
-        same form; see `tff_pdp.privacy.accounting.accountants`. None where no such distribution is known.
+        same zeroed form (see `tff_pdp.privacy.accounting.accountants`). None if no such distribution is known.
         """
         return None
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ExponentialMechanismDpEvent(CustomDpEvent):
-    """One choice by the exponential mechanism (or report-noisy-max with Gumbel noise) that is epsilon-DP.
+    """One epsilon-DP choice by the exponential mechanism, or by report-noisy-max with Gumbel noise.
 
     Epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for adding or removing one
     record gives 2 epsilon for replacing one.
 
-    Do not record it as the Gaussian event with the same concentrated-DP parameter: the two have the same RDP bound, but
-    PLD and the exact Gaussian formula would then give too small an epsilon.
+    Do not record the choice as a Gaussian event with an equal concentrated-DP parameter: both have equal RDP bounds,
+    but PLD and the exact Gaussian formula would then give too small an epsilon.
 
     Source: Cesar and Rogers, "Bounding, concentrating, and truncating", 2021 (concentrated DP with rho = epsilon^2/8).
     """
@@ -86,13 +86,13 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class ParameterChoiceDpEvent(CustomDpEvent):
-    """One epsilon-DP release by which parameters of later mechanisms are chosen, such as their sampling rate.
+    """One epsilon-DP release that determines parameters of later mechanisms, such as a sampling rate.
 
     Accountants compose mechanisms whose parameters were fixed in advance. Where a released number n sets parameters,
-    the later mechanism differs with n. If n were recorded as a Laplace mechanism's result, its privacy loss and that of
-    the later mechanism could cancel in part: such a bound holds for each n alone, but not for all n together. Here the
-    loss of the release is always the whole epsilon, so that both epsilons add up. The sum holds for any choice,
-    provided that for every n the later releases stay within the rest of the budget.
+    the later mechanism differs with n. If n were recorded as a Laplace mechanism's result, the privacy losses of n and
+    of the later mechanism could partly cancel: the bound would hold for each single n, but not for all n together. Here
+    the loss of the release is always the whole epsilon, so the two epsilons add up. The sum is a bound for every
+    dependence on n, provided that for each n the later releases stay within the rest of the budget.
 
     Source: Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, theorem B.1 (sequential
     composition with a second mechanism that may depend on the outcome of the first).
@@ -105,23 +105,23 @@ class ParameterChoiceDpEvent(CustomDpEvent):
         return np.full(np.shape(orders), self.epsilon)
 
     def pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution:
-        """Returns the distribution of a loss that is always epsilon, the largest loss that is possible."""
+        """Returns the distribution with all probability at epsilon, the largest possible loss."""
         return privacy_loss_distribution.PrivacyLossDistribution.create_from_rounded_probability(
             {math.ceil(self.epsilon / discretisation): 1.0}, 0.0, discretisation
         )
 
 
 class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
-    """The library's privacy loss of a sampled Gaussian, with the losses of a whole grid inverted at once.
+    """dp_accounting's privacy loss of a sampled Gaussian, extended to invert all losses of a grid at once.
 
-    Guarantee: the library's numbers, to the bit. The library inverts one loss after the other, in Python, which is most
-      of the cost of a privacy loss distribution; for losses at the ends of the range, and beyond, its function is used.
+    Guarantee: results equal dp_accounting's to the bit. dp_accounting inverts losses one by one in Python, which is
+      most of a distribution's cost; only losses at the ends of the range, or beyond, are inverted in that way here.
     """
 
     _inverted: Mapping[float, float] = {}
 
     def get_delta_for_epsilon(self, epsilon: Any) -> Any:
-        """Computes the hockey-stick divergence at an epsilon, or at each of several."""
+        """Computes the hockey-stick divergence at one epsilon, or at each epsilon of a sequence."""
         losses = np.atleast_1d(np.asarray(epsilon, np.float64))
         self._inverted = dict(zip(losses.tolist(), self._invert(losses).tolist(), strict=True))
         try:
@@ -130,7 +130,7 @@ class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
             self._inverted = {}
 
     def inverse_privacy_loss(self, privacy_loss: float) -> float:
-        """Returns the largest x at which the loss is at least `privacy_loss`; see the library."""
+        """Returns the largest x at which the loss is at least `privacy_loss`; overrides dp_accounting's method."""
         inverted = self._inverted.get(float(privacy_loss), math.nan)
         return super().inverse_privacy_loss(privacy_loss) if math.isnan(inverted) else inverted
 
@@ -158,7 +158,7 @@ def hockey_stick_divergences(
 ) -> np.ndarray:
     """Computes a distribution's hockey-stick divergence at each of several epsilons.
 
-    Guarantee: the library's numbers, to the bit. The library goes through the losses one by one, in Python.
+    Guarantee: results equal dp_accounting's to the bit. dp_accounting loops over the losses in Python.
 
     Args:
       infinity_mass: probability that the loss is infinite.
@@ -167,11 +167,11 @@ def hockey_stick_divergences(
       epsilons: `[epsilons]`, ascending.
 
     Raises:
-      ValueError: the epsilons do not ascend.
+      ValueError: the epsilons are not in ascending order.
     """
     loss, probability, epsilon = (np.asarray(values, np.float64) for values in (losses, probs, epsilons))
     if np.any(np.diff(epsilon) < 0):
-        raise ValueError("Epsilons must ascend.")
+        raise ValueError("The epsilons must be in ascending order.")
     finite = epsilon[~np.isposinf(epsilon)]
     divergences = np.full(len(epsilon), infinity_mass)
     if not len(finite):
@@ -192,7 +192,7 @@ pld_pmf._get_delta_for_epsilon_vectorized = hockey_stick_divergences
 def sampled_gaussian_rdp(sampling_rate: float, noise_multiplier: float, orders: np.ndarray) -> np.ndarray:
     """Computes the Renyi divergences of one Poisson-sampled Gaussian, many terms of a series at a time.
 
-    Guarantee: the library's numbers, to the bit. The library computes one term after the other, in Python.
+    Guarantee: results equal dp_accounting's to the bit. dp_accounting computes one term after the other in Python.
 
     Args:
       sampling_rate: probability q that one record takes part, 0 < q < 1.
@@ -255,7 +255,7 @@ def _broken_order(rate: float, noise: float, order: float) -> float:
 
 
 class RdpAccountant(rdp.RdpAccountant):
-    """The library's accountant, which here also takes each `CustomDpEvent`, and rounds up where terms cancel."""
+    """dp_accounting's RDP accountant, extended to every `CustomDpEvent`; rounds up where terms cancel."""
 
     def _maybe_compose(self, event, count, do_compose):
         if isinstance(event, CustomDpEvent):
@@ -274,7 +274,7 @@ class RdpAccountant(rdp.RdpAccountant):
 
 
 class PldAccountant(pld.PLDAccountant):
-    """The library's accountant, which here also takes each `CustomDpEvent` that has a privacy loss distribution."""
+    """dp_accounting's PLD accountant, extended to every `CustomDpEvent` that has a privacy loss distribution."""
 
     def _maybe_compose(self, event, count, do_compose):
         if not isinstance(event, CustomDpEvent):
@@ -313,7 +313,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 def repeated(
     event: dp_accounting.DpEvent, noise_multiplier: float, steps: int, *, is_empty: bool
 ) -> dp_accounting.DpEvent:
-    """Repeats an event, which has the given noise multiplier, `steps` times; with `is_empty`, nothing is released.
+    """Builds the event of `steps` releases of `event`: no release if `is_empty`, not private if the noise is zero.
 
     Raises:
       ConfigError: noise multiplier or steps are out of range.
@@ -383,7 +383,7 @@ def event_from_dict(stored: Mapping[str, Any]) -> dp_accounting.DpEvent:
 
 
 def hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
-    """Returns the same event with its lists as tuples: attrs hashes field by field, and lists cannot be hashed."""
+    """Returns a copy of an event with tuples in place of lists: attrs hashes each field, and lists are unhashable."""
     changes = {}
     for field in attr.fields(type(event)):
         value = getattr(event, field.name)
@@ -395,6 +395,6 @@ def hashable(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
 
 
 def require(holds: bool, name: str, value: float, wanted: str) -> None:
-    """Raises a ConfigError that names the value, unless the condition `holds`."""
+    """Raises a ConfigError that names the value, unless `holds` is true."""
     if not holds:
         raise ConfigError(f"{name} is {value!r}; it must be {wanted}.")

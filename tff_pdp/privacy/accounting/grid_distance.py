@@ -1,26 +1,26 @@
-"""Charges for noise that is made by floating-point functions in place of ideal Gaussians.
+"""Charges for the difference between noise that floating-point functions compute and ideal Gaussian noise.
 
-Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps, where K is a computed Gaussian x, rounded.
-Computed and ideal pairs of Gaussians come from the same uniform numbers and are within `rounding * |x|` of each other.
-So K differs only where x is that close to the border of two steps. Let e be that distance, and g the width of a step,
-in standard deviations. A computed pair falls into a cell of the grid only if the ideal pair falls into the cell made
-wider by e on all sides, and it does so if the ideal pair falls into the cell made smaller by e. Up to the change of the
-density over a cell (below 5 % for steps of 2**-9 and less), the logarithm of the ratio of both probabilities is at most
+Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps: a computed Gaussian x, rounded to whole steps.
+Computed and ideal pairs of Gaussians come from equal uniform numbers, at a distance of at most `e = rounding * |x|`. So
+K differs only if x is within e of the border of two steps. Let g be the width of a step; e and g are in standard
+deviations. A computed pair is in a cell of the grid only if the ideal pair is in the cell widened by e on all sides,
+and whenever the ideal pair is in the cell narrowed by e on all sides. Up to the change of the density over a cell
+(below 5 % for steps of 2**-9 and less), the logarithm of the ratio of both probabilities is at most
 
     4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6. Longer pairs have a mass of exp(-56), under both laws. Their radius runs out of digits: half of
-the last digit, 2**-129, moves a pair of length r by another 2**-129 exp(r^2 / 2) / r, which is next to nothing for most
-of these pairs. Nothing is claimed about pairs longer than 12, which have a mass of exp(-72).
+where r is at most 10.6. Longer pairs have probability exp(-56), computed or ideal. Their radius has too few digits:
+half of the last digit, 2**-129, moves a pair of length r by another 2**-129 exp(r^2 / 2) / r, which is negligible for
+most of these pairs. Nothing is claimed about pairs longer than 12, which have probability exp(-72).
 
-*Composition.* Earlier draws do not change the law of the next pair, so the logarithms l of the ratios of all n pairs of
-a run add up. Under the ideal law E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most
-x^2 exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t; E r^2 is below
-2.1. By Markov's inequality the sum is beyond a = (n (s + 1)^2 V / 2 + L) / s, under either law, with a probability of
-at most exp(-L), for every s (a Chernoff bound for martingales; an addition of the largest logarithms would give n k r).
+*Composition.* Earlier draws do not change the distribution of the next pair, so the log-ratios l of all n pairs of a
+run add up. Under the ideal distribution E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most x^2
+exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t; E r^2 is below
+2.1. By Markov's inequality the sum exceeds a = (n (s + 1)^2 V / 2 + L) / s with a probability of at most exp(-L),
+computed or ideal, for every s (a Chernoff bound for martingales; the sum of the largest log-ratios would be n k r).
 
-*Charge.* Let ratios be within exp(a) in both directions, except for a mass of b. If all releases with ideal noise are
-(epsilon, delta)-DP, with computed noise they are (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
+*Charge.* Let ratios be within exp(a) in both directions, except with probability b. If releases with ideal noise are
+(epsilon, delta)-DP, releases with computed noise are (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
 """
 
 import math
@@ -51,25 +51,25 @@ _LARGEST_DISTANCE = 0.5
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
 class GridNoiseDpEvent(CustomDpEvent):
-    """Noise on a grid, drawn in place of the ideal noise of other events; `values` bounds the number of drawn values.
+    """Noise drawn on a grid in place of other events' ideal noise; `values` bounds the number of drawn values.
 
-    It releases nothing of its own. `tff_pdp.privacy.accounting.accountants` computes the other events' epsilon for a
-    smaller delta, and adds the distance between computed and ideal law.
+    The event itself releases nothing. `tff_pdp.privacy.accounting.accountants` computes the other events' epsilon for a
+    smaller delta, and adds the charge for the distance between computed and ideal noise.
     """
 
     values: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns zero at every order: the distance is not one between two neighbours."""
+        """Returns zero at every order: `with_grid_noise` adds the charge instead."""
         return np.zeros(np.shape(orders))
 
 
 def grid_distance(values: int, log_mass: float) -> float:
-    """Bounds the logarithm of the ratio of computed to ideal probabilities, except on a mass of `exp(-log_mass)`.
+    """Bounds the log-ratio of computed to ideal probabilities, except for outcomes of probability `exp(-log_mass)`.
 
     Args:
       values: number of values that are drawn.
-      log_mass: minus the logarithm of the mass, positive.
+      log_mass: minus the natural logarithm of the excepted outcomes' probability, positive.
 
     >>> grid_distance(10**6, 30.0) < 2e-4
     True
@@ -89,10 +89,10 @@ def with_grid_noise(parts: tuple, delta: float, rough: Callable, bound: Callable
     """Bounds the epsilon of events, some of which may be noise on a grid.
 
     Args:
-      parts: events and their counts.
+      parts: pairs of an event and the number of times that it is released.
       delta: delta of all events together.
-      rough: `(parts, delta) -> epsilon`, a quick upper bound, which may be loose.
-      bound: `(parts, delta) -> bounds`, for ideal noise.
+      rough: function `(parts, delta) -> epsilon` that quickly computes an upper bound, which may be loose.
+      bound: function `(parts, delta) -> bounds` that bounds epsilon for ideal noise.
 
     Returns:
       The bounds for ideal noise at a smaller delta, and the number to add to each bound.

@@ -1,4 +1,4 @@
-"""Keeps results of accountants on disk, for later processes, and computes the costs of many silos in parallel.
+"""Caches accountants' results on disk for later processes, and computes the costs of many silos in parallel.
 
 A bound on epsilon takes up to a second, and the search for a silo's noise needs ten bounds. All are functions of public
 arguments, and every command of a run needs the same bounds again.
@@ -31,16 +31,16 @@ _is_used: ContextVar[bool] = ContextVar("what accountants worked out is taken fr
 
 
 def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Makes a decorator that keeps a function's results in memory and on disk.
+    """Makes a decorator that caches a function's results in memory and on disk.
 
     Guarantee: a result from disk was computed by the same code and libraries for the same arguments; a damaged result
       is computed anew.
-    Assumes: the function's result follows from its arguments and the code of this package alone; whoever can write to
-      the user's own cache can also change the code.
+    Assumes: the function's result follows from its arguments and the code of this package alone; anyone who can write
+      to the user's cache can also change the code.
 
     Args:
-      encode: turns a result into plain data for JSON.
-      decode: turns such data into the result.
+      encode: function that turns a result into JSON-serialisable data.
+      decode: function that restores the result from the data of `encode`.
     """
 
     def decorator(function: Callable[..., T]) -> Callable[..., T]:
@@ -75,7 +75,7 @@ def kept(encode: Callable[[T], Any], decode: Callable[[Any], T]) -> Callable[[Ca
 
 @contextlib.contextmanager
 def worked_out_anew() -> Iterator[None]:
-    """Inside the block, results are neither read from disk nor written to it: for checks of earlier statements."""
+    """Disables the disk cache inside a `with` block, so that checks of earlier statements compute results anew."""
     token = _is_used.set(False)
     try:
         yield
@@ -85,7 +85,7 @@ def worked_out_anew() -> Iterator[None]:
 
 @cache
 def folder() -> Path:
-    """Returns the folder for results of this code and these libraries, in the user's cache (`$XDG_CACHE_HOME`)."""
+    """Returns the cache folder of the present code and library versions, under `$XDG_CACHE_HOME` or `~/.cache`."""
     digest = hashlib.sha256()
     for file in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(f"{file.name}:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
@@ -95,12 +95,12 @@ def folder() -> Path:
 
 
 def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Returns the results of calls of accountants, in order; many long calls are shared among processes.
+    """Runs calls of accountants, in several processes if the calls take long, and returns the results in order.
 
-    The other processes write their results to disk, from where this process then reads them.
+    The other processes write results to the disk cache, from which this process reads the results.
 
     Args:
-      calls: functions whose results follow from their arguments alone; only those that can be pickled are shared.
+      calls: functions without arguments whose results depend on no state; other processes get only picklable ones.
 
     Raises:
       Exception: as raised by the first call that fails.

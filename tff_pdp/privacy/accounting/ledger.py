@@ -33,7 +33,7 @@ class LedgerEntry:
 
 
 class Ledger:
-    """An append-only account of releases that refuses to overspend.
+    """An append-only record of releases, which refuses releases that would overspend a budget.
 
     Guarantee: for every scope, all recorded releases together are (epsilon, delta)-DP for that scope's records, with
     `epsilon(scope).best` at most the budget. The order in which steps were recorded does not matter.
@@ -78,11 +78,11 @@ class Ledger:
     def precheck(self, scope: str, further: Mapping[dp_accounting.DpEvent, int]) -> None:
         """Checks that further releases, all together, stay within the scope's budget. Nothing is recorded.
 
-        Once a whole plan is checked, checks of its parts need no accountant.
+        After a check of a whole plan, a check of any part of the plan compares counts only, which takes no time.
 
         Args:
           scope: owner of the data.
-          further: count of each further event.
+          further: number of times that each further event is to be released.
 
         Raises:
           BudgetError: the releases would overspend, or no accountant supports them under the ledger's adjacency.
@@ -91,7 +91,7 @@ class Ledger:
         self._check_scope(scope)
         for count in further.values():
             if count < 0 or count != int(count):
-                raise ConfigError(f"A count of releases is {count!r}; it must be a whole number, zero or more.")
+                raise ConfigError(f"The number of releases is {count!r}; it must be a whole number, zero or more.")
         counts, verified = self._counts[scope], self._verified[scope]
         further = {event: int(count) for event, count in further.items() if count}
         planned = {**counts, **{event: counts.get(event, 0) + count for event, count in further.items()}}
@@ -138,7 +138,7 @@ class Ledger:
         return self._bounds(scope, self._counts[scope])
 
     def epsilons(self) -> dict[str, EpsilonBounds]:
-        """Bounds the epsilon that every scope has spent; in several processes where accountants take long."""
+        """Bounds the epsilon that every scope has spent so far, in several processes if the bounds take long."""
         calls = [
             functools.partial(epsilon_bounds, _composed(self._counts[scope]), budget.delta, self.adjacency)
             for scope, budget in self.budgets.items()
@@ -161,7 +161,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Restores a ledger.
+        """Restores a ledger from the text that `to_json` returned.
 
         Raises:
           ConfigError: the text is not a ledger, or has an unknown event.
@@ -198,7 +198,7 @@ class Ledger:
         return epsilon_bounds(_composed(counts), self.budgets[scope].delta, self.adjacency)
 
     def follows_from_a_choice(self, scope: str) -> bool:
-        """Checks if a number that was released with noise has set parameters of the scope's other releases."""
+        """Checks if parameters of the scope's releases depend on a number that was itself released with noise."""
         return any(isinstance(event, ParameterChoiceDpEvent) for event in self._counts.get(scope, ()))
 
     def _check_scope(self, scope: str) -> None:
@@ -210,14 +210,14 @@ class Ledger:
 
 
 def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, float]:
-    """Bounds the joint cost of all releases in the given scopes of ledgers, for a record that is in all these scopes.
+    """Bounds the joint cost of all releases in the given scopes of ledgers, for a record that is in all given scopes.
 
-    Use it for a comparison of methods: each ledger is within its own budget, yet together they reveal more.
+    Use this bound to compare methods: each ledger is within its own budget, but all ledgers together reveal more.
 
-    If a number that was released with noise set parameters of a scope's later releases, the ledger does not show the
-    releases that other numbers would have led to. Such a scope costs its whole budget, which is kept for every number.
+    If a noised number sets parameters of a scope's later releases, the ledger does not show the releases that other
+    numbers would have caused. The scope then costs its whole budget, a bound for every number.
 
-    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all of these scopes.
+    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all given scopes.
     Assumes: the ledgers list all releases about the records.
 
     Args:

@@ -4,7 +4,7 @@ To release the best of a fixed number of runs can cost as much as to release the
 secret, the search costs a few times what one run costs, and its cost grows slowly with the expected number.
 
 Source: Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022, theorems 2 and 6. Liu's
-thesis on MR-MTL applies it in section 1.7 and appendix E.
+thesis on MR-MTL applies these theorems in section 1.7 and appendix E.
 """
 
 import dataclasses
@@ -37,12 +37,12 @@ _SMALLEST_SHAPE = decimal.Decimal(10) ** -(_DIGITS // 2)
 class NumberOfRuns:
     """The distribution of the number of runs: truncated negative binomial, or Poisson.
 
-    At an equal mean, a smaller shape costs less privacy, and more often makes very few runs.
+    At an equal mean, a smaller shape costs less privacy, and leads to very few runs more often.
 
     Attributes:
       mean: expected number of runs E[h], greater than 1.
       shape: eta of the truncated negative binomial, at least 0; `LOGARITHMIC`, `GEOMETRIC` and `POISSON` are special
-        cases. Poisson may make no run at all, with probability exp(-mean).
+        cases. Under `POISSON` there is no run at all with probability exp(-mean).
 
     Raises:
       ConfigError: a value is out of range.
@@ -71,15 +71,15 @@ class NumberOfRuns:
         return rdp_privacy_accountant._gamma_truncated_negative_binomial(self.shape, self.mean)
 
     def draw(self, below: Callable[[int], int]) -> int:
-        """Draws how many runs to make: at least 1, or at least 0 under the Poisson distribution.
+        """Draws the number of runs: at least 1, or at least 0 under the Poisson distribution.
 
-        Guarantee: the number does not depend on any data. Each number's probability has an error of at most 2**-250
-          and, if it is at least 2**-200, of at most a factor of exp(2**-44).
+        Guarantee: the number does not depend on any data. A number's probability is off by at most 2**-250 and, if it
+          is at least 2**-200, by at most a factor of exp(2**-44).
         Assumes: `below` draws from a secret key that serves nothing else. Neither the number nor the duration of the
           search is revealed: once the number is known, the search costs as much as a fixed number of runs.
 
         Args:
-          below: draws a whole number uniformly, from 0 up to but not including its argument.
+          below: function that maps a bound n to a uniform draw from the whole numbers 0 to n - 1.
         """
         with decimal.localcontext(decimal.Context(prec=_DIGITS)):
             # By inversion: the first number whose distribution function is above a uniform number.
@@ -112,13 +112,13 @@ def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> 
 
     `epsilon_bounds` has only an RDP bound for a random number of runs.
 
-    Guarantee: with a random number of runs, covers the release of all that `run_event` covers in the best run, and of
-    nothing from the others; with a fixed number, covers the release of every run, and so any comparison of them.
+    Guarantee: with a random number of runs, the event covers the best run's releases (all that `run_event` covers), but
+    no release of another run. With a fixed number, it covers the releases of every run, and any comparison of runs.
     Assumes: every run, with any hyper-parameters, is covered by `run_event`, its score on private data included. If
     the number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
     compared only by results that `run_event` covers, such as a score on private data. The number of runs was drawn from
-    `runs` and stays secret; after no run at all, something chosen in advance is released. Anything that a run sends out
-    before it is selected, such as updates to a server, needs another event.
+    `runs` and stays secret; if there is no run at all, a result chosen in advance is released. Anything that a run
+    sends out before it is selected, such as updates to a server, needs another event.
 
     Args:
       run_event: event of one run, its score included.
@@ -167,13 +167,13 @@ def calibrate_repeated_runs(
 
     Args:
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
-      delta: in (0, 1).
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
       sampling_rate: probability that one record takes part in one step.
       steps: planned number of noisy sums of one run.
       runs: distribution of the number of runs.
       run_events: other releases of each run, such as its score on private data.
-      pivot_events: other releases of the pivot run: one more run, with the same steps and noise, released as a whole
-        (for instance to a server, whose messages the search then uses); None where there is no pivot run.
+      pivot_events: other releases of the pivot run, None without one. A pivot run is one more run with equal steps and
+        noise, released as a whole (for instance to a server, whose messages the search then uses).
       fixed_events: releases outside of the search, once each.
 
     Raises:

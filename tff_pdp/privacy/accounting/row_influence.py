@@ -1,27 +1,27 @@
 """Bounds the privacy cost of noisy sums over batches of rows, for a person, or a pair of people, in several rows.
 
-Both events bound the Renyi divergence between noisy sums of two data sets with the same number of rows, at most S of
-which differ in any way. Proof: batches are drawn by position and independently of the rows, so each set of positions
-has the same probability in both data sets. Given a set in which rho rows differ, the sums are Gaussians of standard
-deviation z C whose means are at most 2 rho C apart, because a clipped gradient moves by at most 2 C: their divergence
-of order alpha is at most 2 alpha rho^2 / z^2. exp((alpha - 1) divergence) is an f-divergence and jointly convex, so for
-the mixtures over all sets it is at most its mean over rho, which is binomial (Poisson batches) or hypergeometric
-(batches of fixed size), and this mean grows with the number of rows that differ.
+Both events bound the Renyi divergence between noisy sums of two data sets of equal size, which differ in any way in at
+most S rows. Proof: batches are drawn by position, independently of the rows, so each set of positions has the same
+probability in both data sets. Given a set in which rho rows differ, the sums are Gaussians of standard deviation z C
+(noise multiplier z, clip norm C). Their means are at most 2 rho C apart, because a clipped gradient moves by at most 2
+C, so their divergence of order alpha is at most 2 alpha rho^2 / z^2. exp((alpha - 1) divergence) is an f-divergence,
+hence jointly convex: for mixtures over all sets it is at most its mean over rho. Here rho is binomial (Poisson batches)
+or hypergeometric (batches of fixed size), and the mean grows with the number of rows that differ.
 
 Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
 Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
 
-`zeroed_rows_pld` has the privacy loss between a data set and the same data set with S rows zeroed. From these S rows, a
-Poisson batch with rate q takes rho with probability Binomial(S, q)(rho), and their clipped gradients move the sum by at
-most rho C; zeroed rows do not move it. So the pair of laws
+`zeroed_rows_pld` bounds the privacy loss between a data set and its copy with S rows zeroed. A Poisson batch with rate
+q contains rho of the S rows with probability Binomial(S, q)(rho); their clipped gradients move the sum by at most rho
+C, and zeroed rows do not move the sum. So the pair of distributions
 
     sum over rho of Binomial(S, q)(rho) Normal(rho, z^2)    and    Normal(0, z^2)
 
-dominates the true pair, whatever directions the gradients have, and also where later steps depend on earlier ones.
+dominates the true pair, whatever directions the gradients have, and even if later steps depend on earlier steps.
 
 Source: Choquette-Choo, Ganesh, Steinke and Thakurta, "Privacy amplification for matrix mechanisms", ICLR 2024, section
-4 (mixtures of vectors are dominated by those of their norms); Charles et al., "Fine-tuning large language models with
-user-level differential privacy", 2024 (the same mixture, for a user's examples).
+4 (mixtures of vectors are dominated by mixtures of the vectors' norms); Charles et al., "Fine-tuning large language
+models with user-level differential privacy", 2024 (the same mixture, for a user's examples).
 """
 
 import math
@@ -53,7 +53,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns the bound of the module's docstring for a binomial rho: float64 in the shape of `orders`."""
+        """Bounds Renyi divergences as in the module's docstring, for a binomial rho: float64, shaped like `orders`."""
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
@@ -62,7 +62,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
 
     @property
     def zeroed_width_and_mean(self) -> tuple[float, float]:
-        """As in `CustomDpEvent`; zeros if `zeroed_pld` is None."""
+        """Range and approximate mean of the losses of `zeroed_pld`; zeros if `zeroed_pld` is None."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return 0.0, 0.0
         mixture = _Mixture(self.noise_multiplier, self.sampling_rate, self.num_changed_rows)
@@ -88,7 +88,7 @@ class FixedSizeRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Returns the bound of the module's docstring for a hypergeometric rho: float64 in the shape of `orders`."""
+        """Bounds Renyi divergences by the module's docstring, for hypergeometric rho: float64, shaped like `orders`."""
         rows, log_probabilities = _hypergeometric(self.num_rows, self.num_changed_rows, self.batch_size)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
 
@@ -100,9 +100,9 @@ def poisson_rows_event(
 
     Guarantee: the epsilon bounds hold for DP-SGD on data sets of rows, if at most `num_changed_rows` rows differ, in
       any way, between neighbours: anyone in at most `num_changed_rows` rows is protected.
-    Assumes: neighbouring data sets have the same number of rows, all others equal at equal positions; in each step
-      every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to norm C by
-      itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
+    Assumes: neighbouring data sets have the same number of rows, and all other rows are equal, at equal positions; in
+      each step every row is drawn independently with probability `sampling_rate`; each row's gradient is clipped to
+      norm C by itself; the noise has standard deviation `noise_multiplier * C`; the sum is divided by a constant.
 
     Args:
       sampling_rate: probability in [0, 1] that one row takes part in one step.
@@ -125,7 +125,7 @@ def fixed_size_rows_event(
 
     Guarantee: as in `poisson_rows_event`.
     Assumes: as in `poisson_rows_event`, but each batch is uniform among all sets of `batch_size` rows, independent of
-      all other batches. Parts of shuffled epochs are not independent.
+      all other batches. (Parts of one shuffled epoch are dependent.)
 
     Args:
       num_rows: n, number of rows in the data set.
@@ -152,15 +152,15 @@ def calibrate_rows_noise(
     adjacency: Adjacency = Adjacency.REPLACE_ONE,
     fixed_events: Iterable[dp_accounting.DpEvent] = (),
 ) -> float:
-    """Finds the smallest noise multiplier (to a relative 2e-5) with which an event of this module fits into a budget.
+    """Finds the smallest noise multiplier (relative error 2e-5) with which an event of this module fits into a budget.
 
     Guarantee: the best bound of the event and `fixed_events` is at most `epsilon`, checked at the result.
-    Assumes: what the event assumes.
+    Assumes: the event's assumptions hold.
 
     Args:
-      make_event: builds the event with a given noise multiplier.
+      make_event: function that builds the event for a given noise multiplier.
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
-      delta: in (0, 1).
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
       adjacency: neighbouring relation of the data sets; an event of this module holds for every relation.
       fixed_events: other releases within the same budget.
 
@@ -236,13 +236,13 @@ _BLOCK = 1 << 22
 def zeroed_rows_pld(
     noise_multiplier: float, sampling_rate: float, num_rows: int, discretisation: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """Returns a distribution that dominates one step's privacy loss against zeroed rows; None with too little noise.
+    """Returns a distribution that dominates one step's privacy loss against zeroed rows; None if noise is too small.
 
     Args:
       noise_multiplier: z, noise standard deviation / clip norm.
       sampling_rate: q, probability in (0, 1] that one row takes part.
       num_rows: S, the number of zeroed rows; at least 1.
-      discretisation: width of a cell of the grid of losses.
+      discretisation: cell width of the grid of losses.
     """
     mixture = _Mixture(noise_multiplier, sampling_rate, num_rows)
     if mixture.is_hopeless:

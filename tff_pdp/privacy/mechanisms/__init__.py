@@ -1,9 +1,9 @@
 """Mechanisms: sampling, clipping, noise and private choices.
 
-exact_draws: draws with exact laws on the host, and sums with such noise
+exact_draws: draws from exact distributions on the host, and sums with exact noise
 chacha20: a cryptographic generator inside graphs
 random_bits: bits and Gaussians from a seed
-sampling: Poisson batches, and a paper's shuffled ones
+sampling: Poisson batches, and a paper's shuffled batches
 parameters: public parameters of mechanisms
 grid_noise: noise and sums on a public grid
 per_example: sums of clipped per-example gradients

@@ -26,7 +26,7 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
     """Draws the first words of each seed's key stream, uint32 `[seeds, size]`, in the order of the cipher.
 
     Guarantee: row k is the key stream of ChaCha20 with the 128 bits of seed k as its key, the 64 bits of `nonce`, and a
-      counter of 64 bits that begins at zero; all numbers are little-endian. The row depends on nothing else.
+      counter of 64 bits that begins at zero; all numbers are little-endian. Row k depends on nothing else.
     Assumes: `size` is below 2**31.
 
     Args:

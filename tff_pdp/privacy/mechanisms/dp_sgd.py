@@ -34,12 +34,12 @@ _SMALL_MODEL = 4096
 
 
 class DpSgdDraws(NamedTuple):
-    """Random draws of one client's round.
+    """Random draws of one client in one round.
 
     Attributes:
       batches: batches of every step.
-      noise: for a small model standard Gaussians, float64 `[steps, parameters]`; for others the seed of the Gaussians,
-        int64 `[2]`.
+      noise: for a small model, standard Gaussians, float64 `[steps, parameters]`; for a large model, the seed of the
+        Gaussians, int64 `[2]`.
     """
 
     batches: Batches
@@ -50,14 +50,14 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
 
     Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
-      z under add/remove of one example, over all of the model's weights jointly: the sum is rounded to a public grid,
-      and so is the noise (`grid_noise`; `accounting.grid_distance` charges for its distance from ideal noise). The clip
-      norm is shortened by as much as rounding may add: by a share of at most `sqrt(parameters) max(1, z) 2**-18` for
-      the grid, and of `2 sum_error(most_examples)` for the sum, less than a millionth for hundreds of examples.
+      z under add/remove of one example, over all weights jointly. Sum and noise are rounded to a public grid
+      (`grid_noise`; `accounting.grid_distance` charges for the distance from ideal noise). The clip norm is reduced by
+      as much as rounding may add: by a fraction of at most `sqrt(parameters) max(1, z) 2**-18` for the grid, and
+      `2 sum_error(most_examples)` for the sum (below a millionth for hundreds of examples).
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
-      new in each round; the gradient of each index is asked for once; the generator's bits stand in for random ones; as
-      in `per_example`, a model's results for one example do not depend, to the bit, on other rows of a batch or on
-      their number; batches are no larger than `most_examples` says, which `accounting.grid_distance` charges for.
+      new in each round; each step's gradient is computed once; the generator's bits are indistinguishable from random
+      bits; as in `per_example`, no bit of a model's results for an example depends on other rows of a batch or on their
+      number; batches have at most `most_examples` examples (`accounting.grid_distance` charges for more).
 
     The estimator's mechanism is a `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
@@ -121,9 +121,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
 
 
 def most_examples(expected_batch_size: Any) -> Any:
-    """Bounds the size of a Poisson batch of expected size b; larger batches have a probability of at most exp(-80).
+    """Bounds the size of a Poisson batch of expected size b; larger batches have probability at most exp(-80).
 
-    Bernstein's inequality: at least b + t examples have a probability of at most `exp(-t^2 / (2 (b + t / 3)))`.
+    By Bernstein's inequality, the probability of at least b + t examples is at most `exp(-t^2 / (2 (b + t / 3)))`.
 
     Args:
       expected_batch_size: b, positive; a number, or a float scalar.

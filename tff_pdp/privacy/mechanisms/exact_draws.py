@@ -1,12 +1,12 @@
-"""Draws with exact laws from a secret key, on the host and with whole numbers alone; adds such noise to sums.
+"""Draws from exact distributions with a secret key, in integer arithmetic on the host, and adds exact noise to sums.
 
 The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: a way to tell them from fair coin tosses would
-break a standard hash function. Nothing here is rounded on its way to a result, so accountants have nothing to add.
+break a standard hash function. No intermediate result is rounded, so accountants charge nothing for rounding.
 
 Noised sums lie on a grid with steps of `stddev * 2**-GRID_BITS`. Noise of K = floor(G * 2**GRID_BITS) steps, with an
 ideal standard Gaussian G, turns a sum of whole steps into the sum plus `stddev * G`, rounded down to whole steps:
-post-processing of the ideal mechanism, which costs nothing more. Parts are rounded toward zero before they are added
-up, so that no part gets larger, and whole numbers add up without rounding.
+post-processing of the ideal mechanism, which costs nothing more. Each record's part of a sum is rounded toward zero
+before the parts are added up, so no part gets larger; whole numbers are added up without rounding.
 """
 
 import decimal
@@ -34,22 +34,22 @@ _LARGEST = 2.0**62
 
 
 class ExactDraws:
-    """A stream of random bits, and draws made of it.
+    """A stream of random bits, and draws from exact distributions that use the stream.
 
-    Guarantee: if the bits are independent tosses of a fair coin, each draw has exactly the law that its method states,
-      and draws are independent of each other. Equal keys and equal calls draw the same.
+    Guarantee: if the bits are independent tosses of a fair coin, each draw has exactly the distribution that its method
+      states, and draws are independent of each other. Equal keys and equal calls give equal draws.
     Assumes: the key is secret and serves one purpose; SHAKE-256 with a secret prefix is a pseudo-random function. The
-      time that a draw takes depends on its result, and stays secret.
+      duration of a draw, which depends on the drawn value, stays secret.
     """
 
     def __init__(self, key: bytes):
-        """Begins the stream of a key of at least 16 bytes; every purpose needs a key of its own.
+        """Begins the stream of a key of at least 16 bytes; every purpose needs a separate key.
 
         Raises:
-          ValueError: the key is shorter.
+          ValueError: the key has fewer than 16 bytes.
         """
         if len(key) < _LEAST_KEY_BYTES:
-            raise ValueError(f"a key of {len(key)} bytes; at least {_LEAST_KEY_BYTES} are needed")
+            raise ValueError(f"the key has {len(key)} bytes; at least {_LEAST_KEY_BYTES} are needed")
         # The length comes before the key, so that no two keys and counters run together.
         self._prefix = b"tff_pdp exact draws" + len(key).to_bytes(8, "big") + key
         self._num_blocks = 0
@@ -57,7 +57,7 @@ class ExactDraws:
         self._as_integers: list[int] = []
 
     def words(self, size: int) -> np.ndarray:
-        """Draws uniform words, uint64 `[size]`; successive draws are the parts of one long draw."""
+        """Draws uniform words, uint64 `[size]`; successive draws are consecutive parts of one stream."""
         found, filled = np.empty(size, np.uint64), 0
         while filled < size:
             if self._place == len(self._block):
@@ -88,7 +88,7 @@ class ExactDraws:
           ValueError: `number` is below 1.
         """
         if number < 1:
-            raise ValueError(f"no whole number is in [0, {number})")
+            raise ValueError(f"number is {number}; it must be at least 1")
         bits = (number - 1).bit_length()
         while True:
             value = 0
@@ -101,7 +101,7 @@ class ExactDraws:
     def permutation(self, size: int) -> np.ndarray:
         """Draws a uniform permutation, int64 `[size]`.
 
-        Places are sorted by random words. If two words are equal, they would favour an order, so all are drawn again.
+        Positions are sorted by random words. Equal words would favour one order, so then all words are drawn again.
         """
         while True:
             words = self.words(size)
@@ -111,14 +111,14 @@ class ExactDraws:
                 return order.astype(np.int64, copy=False)
 
     def heads(self, size: int, probability: float) -> np.ndarray:
-        """Tosses `size` independent coins, and returns the places of the heads, int64 and ascending.
+        """Tosses `size` independent coins, and returns the positions of the heads, int64 `[heads]`, ascending.
 
-        If heads are rare, the number of tails between two heads is drawn, by its geometric law, in place of the
-        coins: time and memory grow with the number of heads.
+        If heads are rare, the numbers of tails between heads are drawn from a geometric distribution, instead of coins:
+        time and memory grow with the number of heads.
 
         Args:
           size: number of coins, below 2**62.
-          probability: probability of heads, in `[0, 1]`, exact as the float64 it is.
+          probability: probability of heads, in `[0, 1]`; coins have exactly this float64 as their probability.
 
         Raises:
           ValueError: the probability, or the size, is out of range.
@@ -207,7 +207,7 @@ class ExactDraws:
         Source: as in `bernoulli_exp`, algorithm 2.
 
         Args:
-          scale: positive.
+          scale: scale of the distribution, positive.
         """
         whole, step = scale.numerator, scale.denominator
         while True:
@@ -226,8 +226,8 @@ class ExactDraws:
         """Draws floor(G * 2**fraction_bits), int64 `[size]`, for standard Gaussians G.
 
         Add such noise to a sum that is a whole number of steps of `sigma * 2**-fraction_bits`: the result is the sum
-        plus `sigma * G`, rounded down to whole steps, and reveals no more than the ideal mechanism's result. A
-        constant, half a step, added to the result makes up for the rounding on average.
+        plus `sigma * G`, rounded down to whole steps, and reveals no more than the ideal mechanism's result. Half a
+        step, added to the result, offsets the rounding on average.
 
         Source: Karney, "Sampling exactly from the normal distribution", ACM TOMS 42 (2016), algorithm N; only those
         digits of G are drawn that a comparison or the result needs.
@@ -286,12 +286,12 @@ class ExactDraws:
 def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
     """Rounds parts toward zero to whole steps, and adds them up over the first axis: Python's integers, dtype object.
 
-    Guarantee: a part's steps are at most `(1 - 2**-49)` times the part. The margin is larger than float64's rounding
-      errors in a part, some units in its last place, and in the standard deviation: the sensitivity is kept.
+    Guarantee: a part's steps are at most `(1 - 2**-49)` times the part. The margin exceeds float64's rounding errors in
+      a part (some units in the last place) and in the standard deviation, so the sensitivity does not grow.
     Assumes: the parts are finite, and each depends on its own record alone.
 
     Args:
-      parts: float64 `[n, ...]`; n may be 0.
+      parts: the parts of n records, float64 `[n, ...]`; n may be 0.
       stddev: standard deviation of the noise on the sum; positive.
     """
     shrunk = parts * (1 - _ROUNDED)
@@ -305,15 +305,15 @@ def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
 
 
 def add_noise(steps: np.ndarray, stddev: float, draws: ExactDraws) -> np.ndarray:
-    """Adds noise to a sum of whole steps: float64 of the same shape.
+    """Adds noise to a sum of whole steps: float64, shaped like `steps`.
 
     Guarantee: the result is a function of `sum + stddev * G` alone, with an ideal standard Gaussian G for each value.
     Assumes: as in `ExactDraws`.
 
     Args:
       steps: sum from `whole_steps`.
-      stddev: standard deviation that `whole_steps` was called with.
-      draws: draws of a secret key that serves nothing else.
+      stddev: standard deviation of the noise, as passed to `whole_steps`.
+      draws: draws from a secret key that has no other use.
     """
     noised = steps.ravel() + draws.gaussian_floor(steps.size).astype(object)
     # The middle of a step: rounded noise is on average half a step less than a Gaussian.

@@ -24,8 +24,8 @@ class FeatureScaling:
     """One silo's scaling.
 
     Attributes:
-      shift: float32 `[*input_shape]`, added to the features.
-      scale: float32 `[*input_shape]`, multiplies the shifted features.
+      shift: addend of the features, float32 `[*input_shape]`.
+      scale: factor of the shifted features, float32 `[*input_shape]`.
     """
 
     shift: np.ndarray
@@ -37,16 +37,16 @@ class FeatureScaling:
 
 
 class Scaler(Settings):
-    """Scales every silo's features, the same way in each silo."""
+    """Scales every silo's features, by one rule for all silos."""
 
     why_not_private: ClassVar[str] = ""
     changes_nothing: ClassVar[bool] = False
 
     def public(self, input_shape: Sequence[int]) -> FeatureScaling | None:
-        """Returns the scaling of every silo if it is known without data, otherwise None.
+        """Returns the scaling of all silos if it is known without looking at data, otherwise None.
 
         Raises:
-          ConfigError: a constant does not suit the shape, or is out of range.
+          ConfigError: a constant does not broadcast to the shape, or is out of range.
         """
         return None
 
@@ -62,7 +62,7 @@ class Scaler(Settings):
 
         Args:
           statistics: statistics that the silo has released.
-          x_train: `[n, *input_shape]`, the silo's training examples; only the paper's variant uses more than the shape.
+          x_train: `[n, *input_shape]`, the silo's training examples; only the paper's variant uses the values.
 
         Raises:
           DataError: the statistics lack moments of this shape; or, in the paper's variant, the silo has no examples.
@@ -86,8 +86,8 @@ class PublicConstants(Scaler, tag_field="kind", tag="public"):
     """Scales by constants that were chosen without looking at the data.
 
     Attributes:
-      shift: added to the features: a number, or lists whose shape broadcasts to that of an example.
-      scale: multiplies the shifted features; has the same forms as `shift`.
+      shift: addend of the features: a number, or lists whose shape broadcasts to an example's shape.
+      scale: factor of the shifted features, in the same forms as `shift`.
     """
 
     shift: Constants
@@ -102,7 +102,7 @@ class PublicBounds(Scaler, tag_field="kind", tag="public_bounds"):
     """Scales features so that public bounds become -1 and 1; values outside stay outside.
 
     Attributes:
-      lower: lower bound of the features: a number, or lists whose shape broadcasts to that of an example.
+      lower: lower bound of the features: a number, or lists whose shape broadcasts to an example's shape.
       upper: upper bound, in the same forms.
     """
 
@@ -122,7 +122,7 @@ class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
       lower: lower bound of the features: a number, or lists whose shape broadcasts to an example's shape.
       upper: upper bound, in the same forms.
       noise_multiplier: standard deviation of the noise divided by the sensitivity of the moments.
-      smallest_stddev: lower limit of the released standard deviation, as a share of `upper - lower`.
+      smallest_stddev: lower limit of the released standard deviation, as a fraction of `upper - lower`.
     """
 
     lower: Constants
@@ -148,7 +148,7 @@ class DpMoments(Scaler, tag_field="kind", tag="dp_moments"):
 
 
 class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_standardisation"):
-    """Scales by the exact mean and standard deviation of each silo, as a paper does: nothing can be claimed then."""
+    """Scales by the exact mean and standard deviation of each silo, as a paper does: then no privacy can be claimed."""
 
     why_not_private: ClassVar[str] = (
         "features were standardised with the exact mean and standard deviation of each silo's training records: "
@@ -158,9 +158,9 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
         """Returns the scaling to mean 0 and standard deviation 1 by the exact moments of a silo's training examples.
 
-        No guarantee: claim `none`. With one record more or less the mean moves, and with it every row of the silo:
-        neighbouring data sets differ in all rows, but clipping and noise hide a difference in one row. Served models
-        also contain the constants, without noise. Use it only to compare with published figures.
+        No guarantee: claim `none`. With one record more or less the mean moves, and so does every scaled row of the
+        silo: neighbouring data sets differ in all rows, but clipping and noise hide a difference in one row. Served
+        models also contain the constants, without noise. Use it only to compare with published figures.
 
         A feature that does not vary keeps its scale.
 
@@ -168,7 +168,7 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
         NeurIPS 2022, which prepares each silo's data in this way.
         """
         if not len(x_train):
-            raise DataError("A silo without training examples cannot standardise its features by them.")
+            raise DataError("A silo without training examples has no mean and deviation to scale by.")
         x = x_train.astype(np.float64)
         # Not the deviation itself: rounding leaves a constant feature with a tiny one.
         stddev = np.where(np.ptp(x, axis=0) == 0, 1.0, x.std(axis=0))
@@ -187,14 +187,14 @@ def public_scaling(shift: Any, scale: Any, input_shape: Sequence[int]) -> Featur
     """
     shift, scale = _constants("shift", shift, input_shape), _constants("scale", scale, input_shape)
     if not scale.all():
-        raise ConfigError(f"{_KEY}.scale is 0 for a feature; leave features out of the data set instead.")
+        raise ConfigError(f"{_KEY}.scale is 0 for a feature; to drop a feature, leave it out of the data set.")
     return FeatureScaling(shift.astype(np.float32), scale.astype(np.float32))
 
 
 def _bounds(lower: Any, upper: Any, input_shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     lower, upper = _constants("lower", lower, input_shape), _constants("upper", upper, input_shape)
     if not (upper - lower > _SMALLEST_WIDTH).all():
-        raise ConfigError(f"{_KEY}.lower is not below {_KEY}.upper, by {_SMALLEST_WIDTH:g} or more, for every feature.")
+        raise ConfigError(f"{_KEY}.lower must be below {_KEY}.upper by more than {_SMALLEST_WIDTH:g} in every feature.")
     return lower, upper
 
 

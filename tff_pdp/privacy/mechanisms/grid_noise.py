@@ -4,13 +4,13 @@ All values that a sum releases are whole multiples of a step, a power of two tha
 sum is rounded to the grid, the noise is a Gaussian of the full standard deviation rounded to the same grid, and whole
 numbers below 2**53 are added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian is the sum
 plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least
-significant bits for differential privacy", CCS 2012, on what happens otherwise).
+significant bits for differential privacy", CCS 2012, on attacks without a grid).
 
 Two roundings have a cost. First, rounding may add up to `sqrt(size) * step` to the length of two sums' difference:
-where records cannot be rounded before they are added up, clip norms are shortened by as much (`clip_norm_on_grid`;
+where records cannot be rounded before they are added up, clip norms are reduced by this length (`clip_norm_on_grid`;
 Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries and how to fix it",
 CCS 2022). Second, the noise is made by floating-point functions, which move a few draws to a neighbouring step:
-`accounting.grid_distance` charges for the difference between the laws.
+`accounting.grid_distance` charges for the difference between the distributions.
 """
 
 import math
@@ -31,7 +31,7 @@ _EXPONENT = 0x7FF0000000000000
 def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
     """Chooses the grid's step, a power of two: float64 scalar.
 
-    The step is public, as a function of public arguments. With an infinite clip norm nothing is protected, and the step
+    The step is public, because all arguments are public. With an infinite clip norm nothing is protected, and the step
     is so small that rounding changes no float32 number. A clip norm that is NaN gives an infinite step, which makes all
     values NaN.
 
@@ -46,16 +46,16 @@ def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
 
 
 def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: float) -> tf.Tensor:
-    """Shortens a clip norm, float64 scalar, so that sums still differ by at most `clip_norm` once they are rounded.
+    """Reduces a clip norm, float64 scalar, so that rounded sums still differ by at most `clip_norm`.
 
-    Guarantee: let two sums differ by at most the result in L2 norm, each up to an error of `margin * clip_norm / 2`.
-      After `whole_steps`, which moves each value by at most half a step, they differ by at most `clip_norm`.
+    Guarantee: let two sums differ in L2 norm by at most the result, apart from an error of `margin * clip_norm / 2` in
+      each sum. After `whole_steps`, which moves each value by at most half a step, they differ by at most `clip_norm`.
 
     Args:
       clip_norm: L2 bound on what one record may add.
       step: step of the grid.
       size: number of values in a sum.
-      margin: share of the clip norm that is left for other errors, well above 2**-50.
+      margin: fraction of the clip norm that is reserved for other errors, well above 2**-50.
     """
     shorter = tf.cast(clip_norm, tf.float64) * (1.0 - margin) - step * (math.sqrt(size) * (1.0 + 2.0**-50))
     # With far too much noise nothing is left of the clip norm, and nothing is released.
@@ -70,7 +70,7 @@ def whole_steps(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Rounds float64 values toward zero to the grid: returns the whole numbers of steps, as float64.
 
-    A record's norm does not grow, so this rounding costs nothing.
+    Rounding toward zero does not increase a record's norm, so it costs no privacy.
     """
     scaled = values * (1.0 / step)
     return tf.sign(scaled) * tf.floor(tf.abs(scaled))
@@ -79,8 +79,8 @@ def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
 def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     """Makes noise from standard Gaussians: whole numbers of steps, float64; zeros where the standard deviation is zero.
 
-    Guarantee: the law is that of ideal Gaussians rounded to the grid, up to a distance that `accounting.grid_distance`
-      charges for.
+    Guarantee: the distribution is that of ideal Gaussians rounded to the grid, up to a distance that
+      `accounting.grid_distance` charges for.
     Assumes: as in the function `random_bits.gaussians`, which made the argument `gaussians`; `stddev` is a float32
       number or a product of two, so that dividing by a power of two is exact.
     """

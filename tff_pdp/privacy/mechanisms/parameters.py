@@ -1,4 +1,4 @@
-"""Holds the public parameters of mechanisms in the form that both computations and accountants use."""
+"""Defines the public parameters of mechanisms, with the exact values that both computations and accountants use."""
 
 import dataclasses
 from typing import Literal
@@ -10,9 +10,9 @@ SMALLEST_CLIP_NORM, LARGEST_CLIP_NORM = 1e-20, 1e20
 
 @dataclasses.dataclass(frozen=True)
 class SiloMechanism:
-    """Holds the parameters of one silo's DP-SGD.
+    """The public parameters of one silo's DP-SGD.
 
-    As in computations, the sampling rate is a multiple of 2**-23, and the noise multiplier is a float32.
+    The sampling rate is a multiple of 2**-23 and the noise multiplier is a float32, as in computations.
 
     Attributes:
       clip_norm: L2 bound C on each example's gradient.
@@ -29,11 +29,11 @@ class SiloMechanism:
 
 @dataclasses.dataclass(frozen=True)
 class UserMechanism:
-    """Holds the parameters of the noised sums of users' updates.
+    """The public parameters of the noised sums of users' updates.
 
     Attributes:
       clip_norm: L2 bound C on all that one user releases in a round; the first bound where the clip norm adapts.
-      noise_multiplier: z of one round's whole release, or of each node of a tree.
+      noise_multiplier: z, noise multiplier of one round's whole release or, for trees, of each node.
       sampling_rate: q, the probability that a user is in a round's cohort; for trees, the share of users in a cohort.
       expected_cohort: the constant that means are divided by.
     """

@@ -1,4 +1,4 @@
-"""Sums clipped per-example gradients, whose norms are computed without computing the gradients themselves.
+"""Sums clipped per-example gradients, and computes the norms without computing the gradients themselves.
 
 There is one forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). The
 outputs' cotangents and the layers' inputs give each example's norm, layer by layer in closed form, and then, with the
@@ -52,15 +52,15 @@ def clipped_sum(
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
-    With an infinite clip norm, no pull and all examples included, the result is the gradient of the losses' sum, up to
-    rounding.
+    With an infinite clip norm, no `pull` and all examples included, the result is the gradient of the losses' sum, up
+    to rounding.
 
     Guarantee: the result is `sum_i part_i + error`. `part_i` is a function of example i, the weights, the pull and the
       clip norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2
       norm over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n
       included examples and layers with at most `positions` positions. So adding or removing one example moves the sum
-      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, with n for the larger batch; or by at most
-      `clip_norm`, if `most_examples` is given and at least n. An example that is not included, with any x and y, does
+      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n counts the larger batch; or by at most
+      `clip_norm`, if `most_examples` is passed and at least n. An example that is not included, with any x and y, does
       not move the sum; nor does an example whose gradient is not finite, unless the clip norm is infinite (the sum is
       then not finite).
     Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
@@ -75,12 +75,12 @@ def clipped_sum(
       clip_norm: float32 scalar, may be infinite.
       included: float32 `[batch]`, each 0 or 1.
       pull: tensors like `weights`, added to each example's gradient before the clip, like the gradient of a penalty in
-        every example's loss. `g_i` is then the sum of both.
-      most_examples: largest number of included examples, a public float scalar. Gradients are clipped to the part of
-        the clip norm that the sum's error leaves, which may be zero for hundreds of thousands of examples.
+        every example's loss. `g_i` then includes the pull.
+      most_examples: largest number of included examples, a public float scalar. Gradients are then clipped to the clip
+        norm minus the sum's possible error; the difference may be zero for hundreds of thousands of examples.
 
     Returns:
-      float64 tensors with the names, order and shapes of `weights`; zeros for weights that the losses do not reach.
+      float64 tensors with the names, order and shapes of `weights`; zeros for weights that the losses do not depend on.
     """
     x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
     # A loss may refuse an invalid label; the x of such examples is kept out of the sum below.

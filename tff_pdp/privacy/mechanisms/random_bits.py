@@ -1,6 +1,6 @@
 """Draws random bits for several clients at once, and makes Gaussians from them.
 
-A client's bits depend on its own seed alone: they are the same on every engine, with one or several clients. There are
+A client's bits depend on the client's seed alone: they are equal on every engine, for one or several clients. There are
 two generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers:
 As Easy as 1, 2, 3", SC 2011); a seed gives its key and the upper half of its counter. It is not cryptographic.
 `chacha20` is cryptographic, at several times the cost (module `chacha20`); a seed gives its key.
@@ -39,12 +39,12 @@ _UNROLLED = 32
 def draw_bits(
     seed: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int = 0, generator: Generator = "philox"
 ) -> tf.Tensor:
-    """Draws uint32 `[size]`; a longer draw from the same place begins with the shorter one.
+    """Draws random words, uint32 `[size]`. A longer draw with equal seed and place begins with the shorter draw.
 
     Args:
       seed: int64 `[2]`, secret.
       size: number of words, int32 scalar.
-      place: int, at least 0 and below 2**23; a different place for each use of a seed.
+      place: number of the stream, int, at least 0 and below 2**23; each use of a seed needs a different place.
       generator: generator of the bits.
     """
     if generator == "chacha20":
@@ -55,7 +55,7 @@ def draw_bits(
 
 
 def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generator = "philox") -> tf.Tensor:
-    """Draws uint32 `[clients, size]`: row i is what `draw_bits` draws from `seeds[i]` at place 0.
+    """Draws random words, uint32 `[clients, size]`: row i equals `draw_bits` of `seeds[i]` at place 0.
 
     Args:
       seeds: int64 `[clients, 2]`, secret.
@@ -96,22 +96,22 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     """Makes standard Gaussians, float64 `[..., size]`, from uint32 `[..., bits_for_gaussians(size)]`.
 
     Box and Muller's transform ("A Note on the Generation of Random Normal Deviates", 1958) makes a pair of Gaussians
-    from a radius with 128 random bits and an angle with 64, which serve no other pair. TensorFlow's own draws end at
-    5.68 standard deviations; these end at 13.4.
+    from a radius with 128 random bits and an angle with 64, which are used for no other pair. TensorFlow's own draws
+    end at 5.68 standard deviations; these end at 13.4.
 
     XLA compiles large draws, with series for logarithm, sine and cosine, into one loop: several times as fast as
     TensorFlow's own functions, which XLA would call value by value. Small draws use TensorFlow's functions, one
-    operation each. The two ways differ in the last digits.
+    operation each. Results of the two differ in the last digits.
 
     Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
       made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
       With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): the bits
       are the digits of its distance from the nearer end, which computations use. The exponential variable -log(v) then
-      has errors of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that float64 has no room for;
-      the radius then has one of 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and
-      cosine are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to
-      which the digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a
+      has errors of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that float64 cannot store; the
+      radius then has one of 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and cosine
+      are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to which
+      the digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a
       standard deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without fused multiply-add; relative
       errors are at most 2.5 u for logarithms and, for angles up to pi / 4, 1.6 u for sines and 1.4 u for cosines, in
@@ -136,7 +136,7 @@ def draw_gaussians(
 
 
 def are_compiled(size: int) -> bool:
-    """Decides if steps on `size` values are compiled by XLA, which takes tenths of a second for each size.
+    """Decides if XLA compiles operations on `size` values; compilation takes tenths of a second for each size.
 
     False if there is a GPU, for which XLA needs tools that TensorFlow does not install.
     """
@@ -147,8 +147,8 @@ def are_compiled(size: int) -> bool:
 def check_pairs(compiled: bool) -> None:
     """Checks pairs of Gaussians, once in a process: each must be as close to its ideal pair as `gaussians` guarantees.
 
-    Flags of XLA for fast mathematics, which environment variables and files may set, give up IEEE 754: draws may then
-    be anything, or far less exact than the ledger's charge assumes.
+    XLA flags for fast mathematics, which environment variables and files may set, break IEEE 754: draws may then be
+    wrong, or far less exact than the ledger's charge assumes.
 
     Args:
       compiled: whether to check the pairs that XLA compiles, or the pairs of TensorFlow's own functions.
@@ -192,14 +192,14 @@ def _check_exact(found: np.ndarray, words: np.ndarray) -> None:
         # One of the units that are charged for belongs to the product with a standard deviation.
         if length <= _LARGEST_CHECKED and not error <= (ROUNDING - 2.0**-53) * length:
             raise EngineError(
-                f"TensorFlow does not compute in float64 as noise needs it here: a draw of length {length:.3g} is "
-                f"{error / length * 2**53:.3g} units of its last digit off, but at most {ROUNDING * 2**53 - 1:g} are "
-                "accounted for. Take flags for fast mathematics out of XLA_FLAGS, TF_XLA_FLAGS and the files they name"
+                f"TensorFlow's float64 functions are too inexact for noise here: a pair of length {length:.3g} is off "
+                f"by {error / length * 2**53:.3g} units in the last place, and at most {ROUNDING * 2**53 - 1:g} are "
+                "accounted for. Remove flags for fast mathematics from XLA_FLAGS, TF_XLA_FLAGS and the files they name"
             )
 
 
 def exact_pair(words: Sequence[int]) -> tuple[decimal.Decimal, decimal.Decimal]:
-    """Computes the ideal pair that six words of digits make, to forty decimal digits."""
+    """Computes the ideal pair of Gaussians of six random words, to forty decimal digits."""
     first, second, third, fourth, high, low = words
     with decimal.localcontext(prec=50):
         half = decimal.Decimal("0.5")

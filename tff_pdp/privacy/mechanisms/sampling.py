@@ -23,17 +23,17 @@ class Batches(NamedTuple):
 def poisson_batches(
     bits: tf.Tensor, num_examples: tf.Tensor, sampling_rates: tf.Tensor, num_steps: tf.Tensor
 ) -> Batches:
-    """Draws Poisson batches: in every step each example takes part with its client's rate, independently of all else.
+    """Draws Poisson batches: in every step each example is included independently, with its client's sampling rate.
 
     Guarantee: this is the sampler that `dp_accounting.PoissonSampledDpEvent` describes, up to the generator of the
       bits. The size of a batch is random, may be zero, and is never truncated: the capacity is the size of the largest
       batch that this call draws. A rate is exact to 2**-23.
-    Assumes: the bits are secret, and used for nothing else.
+    Assumes: the bits are secret, and have no other use.
 
     Args:
       bits: uint32 `[clients, steps, examples]`, uniform.
-      num_examples: int32 `[clients]`; the first `num_examples` entries of the last axis of `bits` stand for examples,
-        the rest is padding.
+      num_examples: int32 `[clients]`, number of examples of each client; the entries of `bits` beyond this number, on
+        the last axis, are padding.
       sampling_rates: float32 `[clients]`, in `[0, 1]`.
       num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
 
@@ -64,11 +64,11 @@ def paper_shuffled_batches(
 
     The released code of the MR-MTL paper trains with these batches, but its accountant assumes Poisson batches. The
     event of Poisson sampling does not describe them: an example's batches are not independent, and epsilon is too small
-    (`docs/privacy.md`). Use them only to compare; the claim of a plan with this sampler is `none`.
+    (`docs/privacy.md`). Use these batches only to compare; the claim of a plan with this sampler is `none`.
 
     Args:
       bits: uint32 `[clients, steps, examples]`, uniform.
-      num_examples: int32 `[clients]`.
+      num_examples: int32 `[clients]`, number of examples of each client.
       batch_sizes: int32 `[clients]`, each at least 1 and at most the number of examples, if there are any.
       num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
 

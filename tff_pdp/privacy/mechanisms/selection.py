@@ -24,22 +24,22 @@ Selector = Callable[[Weights, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def build_selector(model: Model, loss_bound: float, generator: Generator = "philox") -> Selector:
-    """Builds `(candidates, data, epsilons, seeds) -> number of the candidate selected by each client`.
+    """Builds a function `(candidates, data, epsilons, seeds) -> index of the candidate that each client selects`.
 
     A candidate's score is the number of examples it gets wrong or, for a regression, the sum of all examples' losses,
     each clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole
     number and is added up exactly, so that one example changes it by at most the sensitivity (1 or LOSS_STEPS),
-    whatever the order and size of other losses. Each candidate draws an exponential time, which is multiplied by
-    `exp(epsilon * score / sensitivity)`, and the one with the shortest time is selected: this is the exponential
-    mechanism. An added example makes no score smaller, so half the noise of the general mechanism gives the same
-    guarantee: the difference of two scores changes by the difference of two numbers in `[0, sensitivity]`.
+    whatever the order and size of other losses. For each candidate an exponential variable is drawn and multiplied by
+    `exp(epsilon * score / sensitivity)`; the smallest product selects its candidate: the exponential mechanism. An
+    added example makes no score smaller, so half the noise of the general mechanism gives the same guarantee: the
+    difference of two scores changes by the difference of two numbers in `[0, sensitivity]`.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and more precisely the
       bounded-range mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that
-      `first_of` bounds. A client with epsilon 0 gets `NOTHING`, and its data are not looked at.
-    Assumes: the candidates are public, or private already; seeds are secret and new in each round; the generator's bits
-      stand in for random ones. A model's metrics for an example do not depend, to the bit, on other rows or their
-      number.
+      `first_of` bounds. A client with epsilon 0 gets `NOTHING` (-1), and its data are not used.
+    Assumes: the candidates are public, or released privately; seeds are secret and new in each round; the generator's
+      bits are indistinguishable from random bits. No bit of a model's metrics for an example depends on other rows or
+      their number.
 
     Source: McSherry and Talwar, FOCS 2007; Dong, Durfee and Rogers, "Optimal differential privacy composition for
     exponential mechanisms", 2020, on the range of the losses and on monotonic scores; Liu et al., NeurIPS 2022,
@@ -92,18 +92,18 @@ def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.
     """Selects a candidate, int32 scalar, with a probability proportional to exp(-epsilon * score / sensitivity).
 
     Guarantee: for up to 4,000 candidates, the log-ratio of each candidate's probability to the ideal one is at most
-      2**-44, except for draws of a mass of at most 2**-100.
+      2**-44, except for draws of probability at most 2**-100.
 
-      Let exponential times of rate 1 be stretched, each by a factor of its own: each is the first with a probability
-      proportional to the inverse of its factor. Let times be known up to factors of 1 - h to 1 + h. Then i is selected
-      wherever i would be first with its time multiplied by (1 + h) / (1 - h), and only where i would be first with its
-      time divided by this factor: its probability is within the factor of the ideal one, a log-ratio of little more
-      than 2 h.
+      Let exponential variables of rate 1 be multiplied by one factor each: a product is the smallest with a probability
+      proportional to the inverse of its factor. Let computed products have relative errors of at most h. Then i is
+      selected whenever i's exact product, times (1 + h) / (1 - h), is the smallest, and only if i's exact product,
+      divided by this ratio, is the smallest: i's probability is within this ratio of the ideal one, a log-ratio of
+      little more than 2 h.
 
       Here h is below 2**-45.2. With u = 2**-53, the exponent x is one product of exact numbers, so that exp(x) errs by
-      109 u where x is at most 100; with a larger x a candidate is first with a probability of at most exp(-99), both
-      here and ideally. A time is made of a uniform number of 160 drawn bits, which is known up to 21 u if it is at
-      least 2**-112; times are known up to 51 u, if TensorFlow's exp, log and log1p are right to 8 u.
+      109 u where x is at most 100; with a larger x a candidate is selected with a probability of at most exp(-99), both
+      here and ideally. A uniform number of 160 drawn bits has an error of 21 u if it is at least 2**-112; the variable
+      made from it has an error of 51 u, if TensorFlow's exp, log and log1p err by at most 8 u.
     Assumes: the words are secret and used for nothing else.
 
     Args:

@@ -1,6 +1,6 @@
 """Releases a silo's number of examples and features' moments, once before training, at a cost to the silo's budget.
 
-A statistic is released with noise, and then stored and reused: releasing it again would cost again.
+A statistic is released with noise once, then stored and reused: a second release would cost epsilon again.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ class MomentSettings:
       lower: float64 `[*input_shape]`, lower bound to which a feature is clipped.
       upper: float64 `[*input_shape]`, upper bound; above `lower`.
       noise_multiplier: standard deviation of the noise divided by the sensitivity of the sum.
-      smallest_stddev: least standard deviation that is released, as a share of `upper - lower`; from 0.001 to 0.5.
+      smallest_stddev: smallest standard deviation that is released, as a fraction of `upper - lower`; 0.001 to 0.5.
     """
 
     lower: np.ndarray
@@ -43,7 +43,7 @@ class MomentSettings:
 
     @property
     def sensitivity(self) -> float:
-        """L2 bound on one record's part of the sum; see `moment_steps`."""
+        """L2 bound on one record's contribution to the sum; see `moment_steps`."""
         return math.sqrt(self.lower.size)
 
     @property
@@ -89,10 +89,10 @@ class SiloStatistics:
     """Statistics that one silo has released.
 
     Attributes:
-      num_examples: number of training examples, at least 1: noised, or the true one where it is public.
+      num_examples: number of training examples, at least 1: noised, or the true number where that is public.
       mean: mean of each feature, in C order; None where moments were not asked for.
-      stddev: standard deviation of each feature, positive; None where `mean` is.
-      events: releases and their purposes, to be entered in the silo's ledger once.
+      stddev: standard deviation of each feature, positive; None where `mean` is None.
+      events: releases and their purposes, to be recorded in the silo's ledger once.
     """
 
     num_examples: int
@@ -111,10 +111,10 @@ class SiloStatistics:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "SiloStatistics":
-        """Restores statistics.
+        """Restores statistics from the data of `to_dict`.
 
         Raises:
-          ConfigError: `stored` does not hold a silo's statistics.
+          ConfigError: `stored` is not the data of a silo's statistics.
         """
         try:
             return cls(
@@ -128,10 +128,10 @@ class SiloStatistics:
 
 
 def planned_events(settings: StatisticsSettings) -> tuple[ReasonedEvent, ...]:
-    """Returns the releases of `release_silo_statistics` and their purposes, known before it runs.
+    """Returns the releases that `release_silo_statistics` will make, and their purposes.
 
-    Guarantee: covers the statistics and all later uses of them, under ADD_OR_REMOVE_ONE adjacency, such as training
-    whose sampling rate and noise depend on the released number of examples.
+    Guarantee: under ADD_OR_REMOVE_ONE adjacency, the events cover the statistics and all their later uses, such as
+    training whose sampling rate and noise depend on the released number of examples.
     Assumes: the settings are public and fixed without looking at the data; see `release_silo_statistics`.
     """
     events: list[ReasonedEvent] = []
@@ -148,8 +148,8 @@ def statistics_generator(silo: str, test_only_seed: int | None = None) -> ExactD
 
     Args:
       silo: name of the silo.
-      test_only_seed: None for the operating system's entropy. A number makes the noise a function of it and of the
-        silo's name: reproducible, and not private.
+      test_only_seed: None for the operating system's entropy. With a number, the noise is a function of that number and
+        the silo's name: reproducible, and not private.
     """
     if test_only_seed is None:
         return ExactDraws(os.urandom(32))
@@ -157,14 +157,14 @@ def statistics_generator(silo: str, test_only_seed: int | None = None) -> ExactD
 
 
 def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: ExactDraws) -> SiloStatistics:
-    """Releases the statistics that the settings ask for, about one silo's training examples.
+    """Releases the statistics of one silo's training examples that `settings` asks for.
 
-    Guarantee: the result is covered by `planned_events(settings)`, and its `events` are these, under ADD_OR_REMOVE_ONE
-    adjacency, for any records whatsoever: values that are out of bounds or missing do not raise the sensitivity. Where
-    the number of examples is public, the guarantee is conditional on that number. The noise on the number of examples
-    is discrete Laplace noise, exactly; the noise on moments is Gaussian, and rounded together with the sum
+    Guarantee: `planned_events(settings)`, which are also the result's `events`, cover the result under
+    ADD_OR_REMOVE_ONE adjacency for any records: values that are out of bounds or missing do not raise the sensitivity.
+    Where the number of examples is public, the guarantee is conditional on that number. The noise on the number of
+    examples is discrete Laplace noise, exactly; the noise on moments is Gaussian, and rounded together with the sum
     (`exact_draws`).
-    Assumes: it is called once, and its result stored; the key of the draws is secret and serves nothing else.
+    Assumes: the function is called once, and the result is stored; the draws' key is secret and has no other use.
 
     Args:
       x: `[n, *input_shape]`, any numeric dtype; n may be 0.
@@ -187,7 +187,7 @@ def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
     Here u is a feature mapped from its bounds to [-1, 1].
 
     Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm: per feature
-    u^2 + (u^2 - 1)^2 is at most 1, at u = 0 and u = 1. Without the subtracted 1 it would be 2.
+    u^2 + (u^2 - 1)^2 is at most 1 (reached at u = 0 and |u| = 1). A sum of (u, u^2) would have a bound of 2.
     """
     steps = np.zeros((2, *settings.lower.shape), object)
     half_range = (settings.upper - settings.lower) / 2

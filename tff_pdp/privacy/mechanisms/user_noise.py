@@ -13,7 +13,7 @@ _MOST_COUNT_NOISE = 1e5
 
 @dataclasses.dataclass(frozen=True)
 class UserSum:
-    """The clip, sum and noise of users' releases.
+    """The clipping, summation and noise of users' releases.
 
     Attributes:
       noise: kind of noise and clip.
@@ -28,7 +28,7 @@ class UserSum:
 
 class _SumNoise(Settings):
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """Returns the noise multiplier of the sum, or of every node of a tree: the mechanism's own."""
+        """Returns the noise multiplier of the sum, or of each node of a tree: here the mechanism's noise multiplier."""
         return mechanism.noise_multiplier
 
 
@@ -37,10 +37,10 @@ class FixedClip(_SumNoise, tag_field="kind", tag="fixed_clip"):
 
 
 class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
-    """As kind `fixed_clip`, with a clip norm that follows a quantile of updates' norms (Andrew et al., NeurIPS 2021).
+    """Gaussian noise on clipped updates; a quantile of their norms sets the clip norm (Andrew et al., NeurIPS 2021).
 
     Attributes:
-      quantile: share of the updates that should not be clipped.
+      quantile: fraction of the updates that should not be clipped.
       learning_rate: learning rate of the logarithm of the clip norm.
       count_stddev: standard deviation of the noise on the count of updates below the clip norm, divided by the expected
         cohort. The count is released too, so the sum needs more noise than with a fixed clip.
@@ -54,20 +54,20 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
         """Returns the sum's noise multiplier `(z^-2 - (2 s)^-2)^(-1/2)`: z is the mechanism's, s the count's stddev.
 
         Raises:
-          BudgetError: the noise on the count is too little for the mechanism's noise multiplier, or above 1e5.
+          BudgetError: the count's stddev is too small for the mechanism's noise multiplier, or above 1e5.
         """
         total, count_stddev = mechanism.noise_multiplier, self.count_stddev * mechanism.expected_cohort
         if total == 0:
             return 0.0
         if count_stddev > _MOST_COUNT_NOISE:
             raise BudgetError(
-                f"privacy.user_noise.count_stddev {self.count_stddev:g} of {mechanism.expected_cohort:g} users is too "
-                f"much noise on the count: give at most {_MOST_COUNT_NOISE / mechanism.expected_cohort:.2g}"
+                f"privacy.user_noise.count_stddev {self.count_stddev:g} times {mechanism.expected_cohort:g} users is "
+                f"too much noise on the count: set it to at most {_MOST_COUNT_NOISE / mechanism.expected_cohort:.2g}"
             )
         if total >= 2 * count_stddev:
             raise BudgetError(
-                f"privacy.user_noise.count_stddev {self.count_stddev:g} of {mechanism.expected_cohort:g} users is too "
-                f"little noise on the count for a noise multiplier of {total:.4g}: give at least "
+                f"privacy.user_noise.count_stddev {self.count_stddev:g} times {mechanism.expected_cohort:g} users is "
+                f"too little noise on the count for a noise multiplier of {total:.4g}: set it to at least "
                 f"{0.6 * total / mechanism.expected_cohort:.2g}"
             )
         return (total**-2 - (2 * count_stddev) ** -2) ** -0.5
@@ -76,7 +76,7 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
 class TreeNoise(_SumNoise, tag_field="kind", tag="tree"):
     """DP-FTRL: noise of a binary tree on the running sum, which needs no random cohorts (Kairouz et al., ICML 2021).
 
-    Every user takes part once in an epoch of rounds, in any order; each epoch has a tree of its own.
+    Every user takes part once in an epoch of rounds, in any order; each epoch has a separate tree.
     """
 
 

@@ -1,4 +1,4 @@
-"""Adds up users' updates at a server: tensorflow-privacy's queries, with noise that follows from a secret seed.
+"""Adds up users' updates at a server: tensorflow-privacy's queries, with noise drawn from a secret seed.
 
 The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
 run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
@@ -67,7 +67,7 @@ class SeededGaussianState(NamedTuple):
 
 
 class SumParams(NamedTuple):
-    """Parameters by which a record is prepared.
+    """Parameters for clipping and rounding a record.
 
     Attributes:
       l2_norm_clip: float32 scalar, L2 bound on a record.
@@ -85,8 +85,8 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
       adding or removing one record. A record is clipped and rounded to the grid, after which its norm is at most
       `l2_norm_clip`; whole steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to
       the grid.
-    Assumes: the seed is secret and new in each run; the generator's bits stand in for random bits; for the noise, as in
-      `grid_noise`. A sum has fewer than 2**53 steps: some billions of users.
+    Assumes: the seed is secret and new in each run; the generator's bits are indistinguishable from random bits; for
+      the noise, as in `grid_noise`. A sum has fewer than 2**53 steps: some billions of users.
     """
 
     def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
@@ -126,7 +126,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-        """Draws noise in whole steps, float64, at one place of the seed; zeros if the standard deviation is zero."""
+        """Draws noise in whole steps, float64, from stream `place` of the seed; zeros without a standard deviation."""
         size = max(shape.num_elements() or 1, 1)
         draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
@@ -134,10 +134,10 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
 
 
 class SeededQuantileEstimatorQuery(tensorflow_privacy.QuantileEstimatorQuery):
-    """The library's query for a quantile of norms, with seeded noise on the count of norms below the estimate."""
+    """tensorflow-privacy's query for a quantile of norms, with seeded noise on the count of norms below an estimate."""
 
     def __init__(self, *arguments: Any, seed: Any, generator: Generator = "philox", **named: Any):
-        """Makes a query from the library's arguments, the seed of its first state, and the generator of its noise."""
+        """Makes a query from tensorflow-privacy's arguments, the first state's seed, and the noise's generator."""
         self._seed = seed
         self._generator: Generator = generator
         super().__init__(*arguments, **named)
@@ -165,8 +165,8 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
 
-    Guarantee: sum and count together are one Gaussian mechanism's result, with `z^-2 = noise_multiplier^-2 + (2 s)^-2`
-      for its noise multiplier z; s is the standard deviation of the noise on the count of norms below the clip norm.
+    Guarantee: sum and count together are the result of one Gaussian mechanism with noise multiplier z, where `z^-2 =
+      noise_multiplier^-2 + (2 s)^-2`, and the count of norms below the clip norm has noise of standard deviation s.
     Assumes: as in `SeededGaussianSumQuery`.
     """
 
@@ -181,7 +181,7 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
         seeds: tuple[Any, Any],
         generator: Generator = "philox",
     ):
-        """Makes a query from the library's arguments, seeds for sum and count, and the generator of their noise."""
+        """Makes a query from tensorflow-privacy's arguments, seeds for sum and count, and the noise's generator."""
         of_quantile = target_unclipped_quantile, learning_rate, clipped_count_stddev, expected_num_records
         super().__init__(initial_l2_norm_clip, noise_multiplier, *of_quantile)
         self._quantile_estimator_query = SeededQuantileEstimatorQuery(
@@ -209,7 +209,7 @@ class TreeState(NamedTuple):
     """State of a `TreeSumQuery`: the fields of `SeededGaussianState`, here for the noise on nodes, and three more.
 
     Attributes:
-      rounds: int32 scalar, number of rounds of the present tree that are done.
+      rounds: int32 scalar, number of completed rounds of the present tree.
       left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
       before: float64 `[values]` in steps, the noise in the running sum up to the last release.
     """
@@ -233,7 +233,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
     "Efficient Use of Differentially Private Binary Trees", 2015, whose weights are 2/3, 4/7, 8/15, ...
 
     Guarantee: the sums of one tree's rounds are a function of one single-epoch tree aggregation with noise multiplier
-      `stddev / l2_norm_clip`, if one record is replaced by zero. Sums of nodes are whole steps, noise of nodes is
+      `stddev / l2_norm_clip`, when one record is replaced by zeros. Sums of nodes are whole steps, noise of nodes is
       rounded to the same grid, and the release combines both without rounding.
     Assumes: no user has more than one record in the rounds of a tree; otherwise as in `SeededGaussianSumQuery`.
     """

@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ContactGraphPlan(SiloExamplePlan):
-    """Protects one person of a contact graph, or all contacts of one pair of people, in place of one example.
+    """Protects one person of a contact graph, or all contacts of one pair of people, instead of one example.
 
-    Silos train as in `SiloExamplePlan`, but the event of a gradient covers all rows that the person, or the pair, is
-    in.
+    Silos train as in `SiloExamplePlan`, but the event of a gradient covers all rows of the person or the pair.
 
     Guarantee: with claim `formal-conditional`, everything that leaves silo k, and its personal model, is (epsilon_k,
       delta_k)-DP for the people of silo k (`node`) or for each pair's contacts (`edge`), where the ledger built here
       bounds epsilon_k.
-    Assumes: what `row_influence` promises about the rows, and what `claim_reason` says. The effect of a person's
-      disease on others' states is not protected: in neighbouring graphs all other people have the same states.
+    Assumes: the data set's `row_influence` is right, and the conditions in `claim_reason` hold. The effect of a
+      person's disease on others' states is not protected: in neighbouring graphs all other people have the same states.
     """
 
     def gradient_event(self, client_id: str) -> dp_accounting.DpEvent:
@@ -56,14 +55,14 @@ _NOT_PROTECTED = {
 class ContactGraph(PlanSettings):
     """Protects people of a contact graph, or all contacts of one pair, inside their silo.
 
-    The data set says which of the two is protected, and in how many rows a person is; neither can be configured. Only
-    gradients are released: other releases are calibrated for one row, and a person changes more than one row.
+    The data set determines which of the two is protected, and in how many rows a person is; neither can be configured.
+    Only gradients are released: other releases are calibrated for one row, and a person changes more than one row.
 
     Attributes:
       budgets: epsilon and delta of each silo, for one person, or one pair's contacts.
       clip_norm: C, L2 bound on each row's gradient.
-      noise_multiplier: z, the same for all silos; each silo leaves when its budget is spent. Without it every silo
-        stays to the last round, with the noise that its own budget needs.
+      noise_multiplier: z, equal for all silos; each silo leaves when its budget is spent. By default every silo stays
+        to the last round, with the noise that the silo's budget needs.
     """
 
     budgets: Budgets
@@ -76,8 +75,8 @@ class ContactGraph(PlanSettings):
         super().check(algorithm, weighting)
         if algorithm.selection_rounds:
             raise ConfigError(
-                f"algorithms.{algorithm.name} selects a cluster privately, for one row, and under privacy.kind "
-                "contact_graph a person is in several rows"
+                f"algorithms.{algorithm.name} selects a cluster privately, calibrated to one row, but under "
+                "privacy.kind contact_graph a person is in several rows: use another method"
             )
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
@@ -90,7 +89,7 @@ class ContactGraph(PlanSettings):
         row_influence.checked()
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
-        """Refuses fits of new clients."""
+        """Raises a ConfigError, because new clients cannot be fitted under this plan."""
         raise ConfigError(
             "privacy.kind contact_graph: examples are rows made of people's contacts, so a new client's rows reveal "
             "people in other clients' rows too, and no epsilon would cover both. Train again with the new client"
@@ -122,7 +121,7 @@ class ContactGraph(PlanSettings):
         for what, is_used in for_one_row.items():
             if is_used:
                 raise ConfigError(
-                    f"privacy.kind contact_graph: {what} is for one row, and a person is in several rows: leave it out"
+                    f"privacy.kind contact_graph: {what} is calibrated to one row; a person is in several: leave it out"
                 )
         claim, reason = _claim(self, training, influence)
         return ContactGraphPlan(
@@ -155,7 +154,7 @@ def _noise_and_last_round(settings: ContactGraph, training: PlannedTraining, sil
             drawn_noise,
         )
     except BudgetError as error:
-        raise BudgetError(f"silo {client_id!r}: {error} Here up to {changed} rows differ at once.") from None
+        raise BudgetError(f"silo {client_id!r}: {error} Neighbouring graphs differ in up to {changed} rows.") from None
     return next_float32(calibrated), training.rounds
 
 

@@ -1,9 +1,9 @@
-"""Defines the privacy plan: the one value that couples unit, adjacency, sampler, clip, noise and the accounting event.
+"""Defines the privacy plan, one object that couples unit, adjacency, sampler, clip, noise and the accounting event.
 
-`PlanSettings` is the section `privacy` of an experiment; its subclasses, one beside each plan, build the plan from a
+`PlanSettings` is the section `privacy` of an experiment; its subclasses, one for each plan, build the plan from a
 `PlannedTraining`. Training takes its sampler and its noise from the plan, and the ledger takes its events from the same
-plan, so what runs and what is accounted cannot drift apart. All that depends on the unit of protection is a method
-here: no other code asks for the kind of plan.
+plan, so what runs and what is accounted cannot drift apart. All code that depends on the unit of protection is in a
+plan's methods: no other code checks the kind of plan.
 """
 
 import abc
@@ -52,7 +52,7 @@ class PlanSettings(Settings):
     Attributes:
       kind: the plan: `silo_example` protects each example of a silo, inside the silo; `contact_graph`, people or pairs
         of a contact graph, inside their silo; `user`, each client as a whole, from what the server releases; `none`,
-        nothing, for a comparison; `module:name` is a plan from outside.
+        nothing, for a comparison; `module:name` is a plan from another package.
       batch_size: expected size of a Poisson batch; with users, the size of ordinary batches.
       feature_scaling: source of the features' shifts and scales.
       generator: generator of random bits inside computations: `philox` is fast but not cryptographic, so claims are
@@ -83,18 +83,18 @@ class PlanSettings(Settings):
             )
 
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
-        """Checks that a method and a weighting may be trained under this plan: by default, that both are for silos.
+        """Checks that the plan allows a method and a weighting: by default, that both are for silos.
 
         Raises:
           ConfigError: the plan does not allow the method or the weighting.
         """
         if algorithm.adapt is not None:
             raise ConfigError(
-                f"algorithms.{algorithm.name} adapts to a client's examples without noise before its model is used, "
-                "which does not protect these examples: it is for users (privacy.kind user, or none with unit user)"
+                f"algorithms.{algorithm.name} adapts models to a client's examples without noise, which does not "
+                "protect a silo's examples: it is for users (privacy.kind user, or none with unit user)"
             )
         if weighting == "paper_capped_num_examples":
-            raise ConfigError(f"training.weighting {weighting!r} is for users; silos have uniform and num_examples")
+            raise ConfigError(f"training.weighting {weighting!r} is for users; for silos use uniform or num_examples")
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people, or the examples, that a data set's rows are made from.
@@ -125,7 +125,7 @@ class PlanSettings(Settings):
         return {} if budgets is None else budgets.assign(client_ids)
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
-        """Returns the budget of each new silo's fit; None where the plan does not protect the silo's examples.
+        """Returns the budget for fitting each new silo; None if the plan does not protect the silo's examples.
 
         Raises:
           ConfigError: a budget is missing, or out of range; or the plan allows no new clients.
@@ -135,7 +135,7 @@ class PlanSettings(Settings):
 
 @dataclasses.dataclass(frozen=True)
 class PlannedTraining:
-    """The training that a plan is made for, all of it known before training.
+    """The facts about a training, known before it starts, from which a plan is built.
 
     Attributes:
       num_examples: number n_k of training examples by client id, public or released with noise.
@@ -148,11 +148,11 @@ class PlannedTraining:
       condition: condition under which the method's guarantee holds; empty if there is none.
       num_parameters: number of weights of the model; the noise on silos' gradients covers all weights.
       num_released: number of values that a client releases in a round.
-      num_noised: number of these values that noise changes; None for all.
-      noise_on_own_support: whether clients add shares of the noise, each only where its own release is not zero.
-      total_weight: sum of the weights of all clients, where clients have weights of at most one.
-      search: each silo's further runs, with the same noise, to choose hyper-parameters.
-      row_influence: number of rows that one person can change, where examples are rows made of a contact graph.
+      num_noised: number of released values to which noise is added; None for all.
+      noise_on_own_support: whether clients add shares of the noise, each only to nonzero values of its own release.
+      total_weight: sum of the weights of all clients, if weights are capped at 1; otherwise None.
+      search: each silo's further runs, with equal noise, to choose hyper-parameters; None without a search.
+      row_influence: bound on rows that one person changes, for rows of a contact graph; None for independent examples.
     """
 
     num_examples: Mapping[str, int]
@@ -187,7 +187,7 @@ class PrivacyPlan(abc.ABC):
       budgets: budget of each scope; empty without privacy.
       rounds: planned number of rounds, for which the noise was calibrated.
       fixed_events: by scope, releases before training.
-      drawn_noise: by scope, the event that charges for drawing noise in place of ideal Gaussians; see
+      drawn_noise: by scope, the event that charges for the difference between drawn and ideal Gaussian noise; see
         `drawn_noise_event`.
       generator: generator of random bits in computations: batches, noise and selections.
       num_examples_are_noised: whether silos' numbers of examples were released with noise; otherwise they are public.
@@ -215,10 +215,10 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def estimator(self, model: "Model") -> "GradientEstimator":
-        """Builds the estimator of clients' gradients of a model."""
+        """Builds the estimator of a model's gradients on clients' data."""
 
     def server_sum(self) -> "UserSum | None":
-        """Describes the server's sum of clients' releases; None where the server takes plain means and sums."""
+        """Describes the server's sum of clients' releases; None where the server computes plain means and sums."""
         return None
 
     def start(self, server_state: Any, seeds: np.ndarray) -> Any:
@@ -231,10 +231,10 @@ class PrivacyPlan(abc.ABC):
         return server_state
 
     def check_redrawn(self, round_number: int) -> None:
-        """Checks that all rounds after a given one can be drawn anew.
+        """Checks that all rounds after a given round can be repeated with new random draws.
 
         Raises:
-          ConfigError: noise of the given or earlier rounds is part of later rounds.
+          ConfigError: later rounds depend on the noise of the given round or of earlier rounds.
         """
         del round_number
 
@@ -255,7 +255,7 @@ class PrivacyPlan(abc.ABC):
         Args:
           round_number: number of the round, from 1.
           client_ids: all clients.
-          generator: function that returns, for each whole number, draws from a secret key of their own.
+          generator: function that maps each whole number to draws with a separate secret key.
         """
 
     def client_mechanism(self, client_ids: Sequence[str]) -> Mapping[str, np.ndarray]:
@@ -263,7 +263,7 @@ class PrivacyPlan(abc.ABC):
         return {}
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
-        """Returns the parameters of clients' releases by name, the same for all clients."""
+        """Returns the parameters of clients' releases by name, equal for all clients."""
         return {}
 
     @abc.abstractmethod
@@ -288,15 +288,15 @@ class PrivacyPlan(abc.ABC):
         return []
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
-        """Returns all silos' public parameters, from which a method's `hook` is made.
+        """Returns all silos' public parameters, from which a method builds its `hook` (`algorithms.base`).
 
         Raises:
           ConfigError: clients are not silos, or a silo leaves before the last round.
         """
-        raise ConfigError("prox_weight: auto is for silos, whose models are released")
+        raise ConfigError("prox_weight: auto needs silos, whose models are released: give prox_weight a number")
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """Returns epsilon of a client's selection in a round: 0 without a selection, infinite if it is exact."""
+        """Returns epsilon of a client's cluster selection in a round: 0 without a selection, infinite without noise."""
         return 0.0
 
     @property
@@ -310,14 +310,14 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Returns the number of each release of a scope in one whole training."""
+        """Counts every release about a scope in one whole training, by event."""
 
     def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Returns the number of each planned release of a scope, the fixed events excluded."""
+        """Counts every planned release about a scope, by event, without the fixed events."""
         return self.training_counts(scope)
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins.
+        """Records every silo's search, and the rounds of the pivot run, in the ledger before any run begins.
 
         Raises:
           BudgetError: a silo would overspend.
@@ -344,7 +344,7 @@ class PrivacyPlan(abc.ABC):
         return {}
 
     def build_ledger(self) -> Ledger | None:
-        """Builds a ledger with these budgets and all releases before training; None without budgets.
+        """Builds a ledger with the plan's budgets and all releases before training; None without budgets.
 
         Raises:
           BudgetError: the planned rounds would overspend a budget.
@@ -360,7 +360,7 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def charge_drawn_noise(self, ledger: Ledger) -> None:
-        """Charges scopes for the distance between drawn noise and ideal noise, where the ledger does not have it yet.
+        """Charges scopes for the distance between drawn and ideal noise, unless the ledger has the charge already.
 
         Raises:
           BudgetError: a scope would overspend.
@@ -371,11 +371,11 @@ class PrivacyPlan(abc.ABC):
                 ledger.append(scope, event, 1, DRAWN_NOISE)
 
     def with_noise_drawn_anew(self, ledger: Ledger | None, attempt: int) -> Ledger | None:
-        """Returns the ledger or, if it does not cover the attempt, a copy that charges another training's drawn noise.
+        """Returns a ledger that covers rounds with new draws: `ledger`, or a copy with one more charge for drawn noise.
 
         Args:
           ledger: the spending so far.
-          attempt: number of times that rounds will have been drawn anew.
+          attempt: number of times that rounds will have been repeated with new draws.
 
         Raises:
           BudgetError: a scope would overspend.
@@ -389,10 +389,10 @@ class PrivacyPlan(abc.ABC):
         return ledger
 
     def precheck_rest(self, ledger: Ledger) -> None:
-        """Checks that the rest of the plan fits into the budgets; entries of this rest then need no accountant.
+        """Checks that all planned releases still to come fit into the budgets, so that recording them takes no time.
 
         Raises:
-          BudgetError: the rest does not fit.
+          BudgetError: the releases do not fit.
         """
         recorded: Counter[tuple[str, dp_accounting.DpEvent]] = Counter()
         for entry in ledger.entries:
@@ -416,10 +416,10 @@ class PrivacyPlan(abc.ABC):
         )
 
     def charge_round(self, ledger: Ledger, round_number: int) -> None:
-        """Enters one round into the ledger, before it runs, for every scope about which the round releases anything.
+        """Records one round's releases in the ledger, before the round runs, for every scope with a release.
 
         Raises:
-          BudgetError: a scope would overspend, or the plan has no such round; nothing of the round is entered.
+          BudgetError: a scope would overspend, or the plan has no such round; nothing of the round is recorded.
         """
         if not 1 <= round_number <= self.rounds:
             raise BudgetError(
@@ -437,5 +437,5 @@ class PrivacyPlan(abc.ABC):
 
 
 def drawn_noise_event(values: int) -> GridNoiseDpEvent:
-    """Builds the event that charges twice for `values` planned values of noise: rounds may have to be drawn anew."""
+    """Builds the event that charges twice for `values` values of noise, as rounds may be repeated with new draws."""
     return GridNoiseDpEvent(int(_TIMES_DRAWN * values))

@@ -1,9 +1,9 @@
-"""Describes a private search for hyper-parameters as a silo runs it: its random draws, and the event that covers it.
+"""Defines a silo's private search for hyper-parameters: random draws, and the event that covers the search.
 
-Federated training releases updates all along, so repeating it would release every repetition. Instead one *pivot run*
-with public hyper-parameters is trained and released as usual. Then each silo alone, and in secret, repeats its own part
-of the training against the server's messages of the pivot run, each time with other hyper-parameters, and releases the
-best of these runs.
+Federated training releases updates in every round, so a repeated training would release every repetition. Instead one
+*pivot run* with public hyper-parameters is trained and released as usual. Then each silo alone, and in secret, repeats
+its part of the training with the server's messages of the pivot run, each time with other hyper-parameters, and
+releases the best repetition.
 
 Source: Liu, "On Privacy and Personalization in Cross-Silo Federated Learning" (thesis), section 1.7 and appendix E.3;
 Papernot and Steinke, "Hyperparameter tuning with Renyi differential privacy", 2022.

@@ -44,9 +44,9 @@ GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "
 class SiloExamplePlan(PrivacyPlan):
     """Protects one example of one silo; neighbouring data sets agree in all other silos.
 
-    Guarantee: with claim `formal` or `formal-conditional`, everything that leaves silo k, and its personal model, is
-      (epsilon_k, delta_k)-DP for its own training examples, where the ledger built here bounds epsilon_k.
-    Assumes: what `claim_reason` says.
+    Guarantee: with claim `formal` or `formal-conditional`, everything that leaves silo k, and silo k's personal model,
+      is (epsilon_k, delta_k)-DP for silo k's training examples, where the plan's ledger bounds epsilon_k.
+    Assumes: the conditions in `claim_reason` hold.
 
     Attributes:
       mechanisms: by client id, parameters of the silo's DP-SGD.
@@ -56,9 +56,9 @@ class SiloExamplePlan(PrivacyPlan):
         data passes.
       last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
       selection_rounds: number of rounds, from the first, in which a client selects a cluster.
-      selection_epsilons: by client id, epsilon of each of these selections, a float32; empty without privacy, where the
-        best cluster is selected.
-      sampler: how batches are drawn.
+      selection_epsilons: by client id, epsilon of each cluster selection, a float32; empty without privacy, where
+        selections have no noise.
+      sampler: sampler of batches.
     """
 
     mechanisms: Mapping[str, SiloMechanism]
@@ -144,8 +144,8 @@ class SiloExamplePlan(PrivacyPlan):
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
         """Returns the epsilon that may be claimed for a silo: the spent epsilon, or the budget.
 
-        If numbers of examples are released with noise, later releases depend on the released number, and their cost
-        might be another with another number. Only the budget, which is kept for every number, is then a bound.
+        If numbers of examples are released with noise, later releases depend on the released number, and the cost might
+        differ for another number. Only the budget, which holds for every number, is then a bound.
         """
         if self.num_examples_are_noised:
             return EpsilonBounds(rdp=None, pld=None, best=self.budgets[client_id].epsilon)
@@ -171,7 +171,7 @@ class SiloExamplePlan(PrivacyPlan):
         return hashable(self.search.event(self.training_event(client_id)))
 
     def selection_epsilon(self, client_id: str, round_number: int) -> float:
-        """Returns epsilon of a silo's selection in a round: 0 without a selection, infinite if it is exact."""
+        """Returns epsilon of a silo's cluster selection in a round: 0 without a selection, infinite without noise."""
         if round_number > self.selection_rounds:
             return 0.0
         return self.selection_epsilons.get(client_id, math.inf)
@@ -181,7 +181,7 @@ class SiloExamplePlan(PrivacyPlan):
         return round_number <= self.last_rounds[client_id]
 
     def charge_search(self, ledger: Ledger) -> None:
-        """Enters every silo's search, and the rounds of the pivot run, into the ledger before any run begins."""
+        """Records every silo's search, and the rounds of the pivot run, in the ledger before any run begins."""
         self.charge_drawn_noise(ledger)
         for client_id in self.budgets:
             ledger.append(client_id, self.search_event(client_id), 1, SEARCH)
@@ -198,7 +198,7 @@ class SiloExamplePlan(PrivacyPlan):
         return counts
 
     def planned_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
-        """Returns the number of each release in the training or, with a search, in search and pivot run."""
+        """Counts releases in the training or, with a search, in the search and the pivot run, by event."""
         if self.search is None:
             return self.training_counts(client_id)
         planned = Counter({self.search_event(client_id): 1})
@@ -217,7 +217,7 @@ class SiloExamplePlan(PrivacyPlan):
 
 
 class SiloSettings(PlanSettings):
-    """The settings of a plan whose clients are silos, all of which take part in every round.
+    """The settings of a plan for silos, which take part in every round that their budgets allow.
 
     Attributes:
       num_examples: whether silos' numbers of training examples are public, or released with noise.
@@ -239,11 +239,11 @@ class SiloExample(SiloSettings):
     Attributes:
       budgets: epsilon and delta of each silo.
       clip_norm: C, L2 bound on each example's gradient.
-      noise_multiplier: z, the same for all silos; each silo leaves when its budget is spent. Without it every silo
-        stays to the last round, with the noise that its own budget needs.
+      noise_multiplier: z, equal for all silos; each silo leaves when its budget is spent. By default every silo stays
+        to the last round, with the noise that the silo's budget needs.
       noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the larger noise that the
         MR-MTL paper's released code chooses, to compare with published figures.
-      selection_share: share of a silo's epsilon that each private selection of a cluster gets.
+      selection_share: fraction of a silo's epsilon that each private selection of a cluster costs.
     """
 
     budgets: Budgets
@@ -253,14 +253,14 @@ class SiloExample(SiloSettings):
     selection_share: Share = 0.03
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
-        """Returns the budget of each new silo's fit; `epsilon` and `delta` must be given."""
+        """Returns the budget for fitting each new silo; `epsilon` and `delta` must not be None."""
         if epsilon is None or delta is None:
             raise ConfigError(
-                "--epsilon and --delta are needed: a new silo's row must be differentially private for the silo's own "
-                "examples, as trained silos' rows are, and costs a budget of its own"
+                "--epsilon and --delta are needed: a new silo's personal weights must be differentially private for "
+                "the silo's own examples, as trained silos' weights are, and cost a separate budget"
             )
         if math.isinf(epsilon):
-            raise ConfigError("--epsilon must be finite")
+            raise ConfigError("--epsilon must be finite: a new silo's fit must be private")
         return SiloBudget(epsilon, delta)
 
     def build(self, training: PlannedTraining) -> SiloExamplePlan:
@@ -323,7 +323,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
     Args:
       settings: settings with batch size, clip norm, noise multiplier, budgets and generator.
       training: the silos' releases, and how often each is made.
-      noise_and_last_round: `(settings, training, silo) -> noise multiplier, last round`; it can be pickled.
+      noise_and_last_round: picklable function `(settings, training, silo) -> noise multiplier, last round`.
 
     Returns:
       Fields of `SiloExamplePlan` by name.
@@ -351,7 +351,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
     if not any(last_rounds.values()):
         raise BudgetError(
             f"No silo's budget pays for a single round with privacy.noise_multiplier {settings.noise_multiplier:g}: "
-            "give more noise, or larger budgets"
+            "use more noise, or larger budgets"
         )
     return {
         "mechanisms": mechanisms,

@@ -1,4 +1,4 @@
-"""Trains without privacy, for comparison: settings and builder of plans for silos, or for users, that claim nothing."""
+"""Defines plans without privacy, for comparison: settings and builder, for silos or users. Nothing is claimed."""
 
 import dataclasses
 import math
@@ -33,8 +33,8 @@ class Unprotected(SiloSettings):
       unit: with `silo` all clients take part in every round, with `user` some of the clients.
       users_per_round: expected number of users in a round; required with unit `user`, refused with unit `silo`.
       num_users: N, the size of the population, as in kind `user`.
-      user_noise: decides only the cohorts, as nothing is clipped or noised: with kind `tree` every user takes part once
-        in an epoch, otherwise cohorts are drawn at random.
+      user_noise: determines only the cohorts, because nothing is clipped or noised: with kind `tree` every user takes
+        part once in an epoch, otherwise cohorts are drawn at random.
     """
 
     unit: Literal["silo", "user"]
@@ -52,7 +52,7 @@ class Unprotected(SiloSettings):
             if getattr(self, name) != getattr(PlanSettings, name):
                 raise ValueError(f"{name} is for silos: leave it out with unit user")
         if self.are_users and isinstance(self.feature_scaling, DpMoments):
-            raise ValueError("feature_scaling may release nothing of single users: use a public form")
+            raise ValueError("feature_scaling may release nothing of single users: use none, public or public_bounds")
 
     @property
     def are_users(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -67,7 +67,7 @@ class Unprotected(SiloSettings):
         """Accepts any rows: nothing is protected."""
 
     def build(self, training: PlannedTraining) -> PrivacyPlan:
-        """Builds the same training without clipping and noise.
+        """Builds a plan without clipping and noise.
 
         Raises:
           ConfigError: a parameter does not suit the training.
@@ -98,7 +98,7 @@ class Unprotected(SiloSettings):
 
 
 def with_epsilon(settings: PlanSettings, epsilon: float) -> PlanSettings:
-    """Returns the same settings with another epsilon for all; if it is infinite, the settings `without_privacy`.
+    """Returns a copy of settings with another epsilon for all clients; if infinite, the settings `without_privacy`.
 
     Raises:
       ConfigError: budgets differ between silos.
@@ -107,12 +107,12 @@ def with_epsilon(settings: PlanSettings, epsilon: float) -> PlanSettings:
         return without_privacy(settings)
     budgets = getattr(settings, "budgets", None)
     if not isinstance(budgets, OneForAll):
-        raise ConfigError("privacy.budgets must be of kind one_for_all for another epsilon to be set")
+        raise ConfigError("another epsilon can be set only for privacy.budgets of kind one_for_all")
     return replace(settings, budgets=replace(budgets, epsilon=epsilon))
 
 
 def without_privacy(settings: PlanSettings) -> Unprotected:
-    """Returns the settings of the same training without clipping and noise, for comparison."""
+    """Returns settings of an equal training without clipping and noise, for comparison."""
     names = set(Unprotected.__struct_fields__) - {"kind", "unit"}
     same = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     return Unprotected(kind="none", unit="user" if settings.are_users else "silo", **same)

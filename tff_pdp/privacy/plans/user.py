@@ -57,11 +57,11 @@ MOST_NOISE_TO_SIGNAL = 10.0
 class UserPlan(PrivacyPlan):
     """Protects one user: all examples, and all rounds that the user takes part in.
 
-    Guarantee: with claim `formal` or `formal-conditional`, all that the server releases, the shared model of every
-      round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. Results
+    Guarantee: with claim `formal` or `formal-conditional`, everything that the server releases, the shared model of
+      every round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. Results
       computed from releases and one user's own data, such as that user's personal model, are (epsilon, delta)-DP for
       all other users (joint DP), but not for that user.
-    Assumes: the server is trusted with users' clipped updates and with who takes part; and what `claim_reason` says.
+    Assumes: the server is trusted with users' clipped updates and participation; the conditions in `claim_reason` hold.
 
     Attributes:
       batch_size: size of users' ordinary batches.
@@ -112,9 +112,9 @@ class UserPlan(PrivacyPlan):
         if isinstance(self.noise, TreeNoise) and not round_number % rounds_per_epoch(self.mechanism.sampling_rate):
             return
         raise ConfigError(
-            f"rounds after round {round_number} cannot be drawn anew, because noise or clip norm of earlier rounds is "
-            "part of them. This run was started on another processor, with another version of this project, or with "
-            "other versions or settings of TensorFlow: resume the run there, or give --overwrite to start again"
+            f"rounds after round {round_number} cannot be repeated with new draws: they depend on noise or clip norm "
+            "of earlier rounds. This run was started on another processor, with another version of this project, or "
+            "with other versions or settings of TensorFlow: resume the run there, or use --overwrite to start again"
         )
 
     def round_of_nobody(self, process: Any, server_state: Any) -> Any:
@@ -122,7 +122,7 @@ class UserPlan(PrivacyPlan):
         return process.next_of_nobody(server_state, [], [], [])
 
     def release_values(self, *, is_weighted: bool) -> dict[str, float]:
-        """Returns the clip norm, where users clip by themselves, and a user's share of the noise, where they add it."""
+        """Returns the clip norm, if users clip updates, and a user's share of the noise, if users add noise."""
         if not (is_weighted or self.noise_on_own_support):
             return {}
         clip_norm = {"clip_norm": self.mechanism.clip_norm}
@@ -131,7 +131,7 @@ class UserPlan(PrivacyPlan):
     def weights(
         self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """Returns users' weights: numbers of examples divided by the cap, but at most one."""
+        """Returns users' weights: number of examples divided by `cap`, but at most 1."""
         return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
@@ -139,7 +139,7 @@ class UserPlan(PrivacyPlan):
         return super().planned_epsilon() if self.num_released else 0.0
 
     def costs(self, epsilons: Mapping[str, float]) -> UserCosts:
-        """Returns the training's cost to every user; `epsilons` has the other fields of `UserCosts` by name."""
+        """Returns the training's cost to every user; `epsilons` maps the other field names of `UserCosts` to values."""
         return UserCosts(
             noise_multiplier=self.mechanism.noise_multiplier,
             num_noised=self.num_noised,
@@ -148,7 +148,7 @@ class UserPlan(PrivacyPlan):
         )
 
     def sums(self, *, weight_cap: int | None, own_support: tuple[str, ...]) -> UserSums:
-        """Describes how releases are drawn, clipped, summed and noised; arguments as in the fields of `UserSums`."""
+        """Describes sampling, clipping, summation and noise of releases; arguments as in the fields of `UserSums`."""
         mechanism, noise = self.mechanism, self.noise
         is_adaptive = isinstance(noise, AdaptiveClip)
         return UserSums(
@@ -204,7 +204,7 @@ class UserPlan(PrivacyPlan):
         return counts
 
     def charges(self, scope: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists the round's noised sum; with trees, an epoch's first round has the whole tree, and others nothing."""
+        """Lists the round's noised sum; with trees, the whole tree in an epoch's first round, otherwise nothing."""
         if not self.num_released:
             return []
         noise_multiplier, sampling_rate = self.mechanism.noise_multiplier, self.mechanism.sampling_rate
@@ -260,7 +260,7 @@ class UserPlan(PrivacyPlan):
 
 
 def capped_weights(sizes: np.ndarray, cap: int) -> np.ndarray:
-    """Returns numbers of examples divided by a cap, but at most one: float64 `[clients]`."""
+    """Returns each client's number of examples divided by `cap`, but at most 1: float64 `[clients]`."""
     return np.minimum(sizes / cap, 1.0)
 
 
@@ -273,7 +273,7 @@ class User(PlanSettings):
         is then treated as public.
       clip_norm: C, L2 bound on all that a user releases in a round.
       budgets: epsilon and delta for all users.
-      user_noise: how sums of updates are clipped and noised.
+      user_noise: clipping and noise of the sums of updates.
     """
 
     budgets: OneForAll
@@ -340,7 +340,7 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
         )
     if weighting == "num_examples":
         raise ConfigError(
-            "training.weighting num_examples is for silos: users count the same, or as paper_capped_num_examples"
+            "training.weighting num_examples is for silos: for users use uniform or paper_capped_num_examples"
         )
 
 
@@ -348,7 +348,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
     """Builds the cohorts of a user-level plan, without clip and noise.
 
     Args:
-      settings: settings of `User` that determine cohorts and kind of noise.
+      settings: settings that determine the cohorts and the kind of noise.
       training: the users' releases, and how often each is made.
 
     Raises:
@@ -357,7 +357,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
     if training.search is not None:
         raise ConfigError("tuning.search is for privacy.kind silo_example")
     if any(training.fixed_events.values()):
-        raise ConfigError("privacy.feature_scaling may release nothing of single users: use a public form")
+        raise ConfigError("privacy.feature_scaling may release nothing of single users: use none or public forms")
     noise: UserNoise = settings.user_noise
     population = len(training.num_examples) if settings.num_users is None else settings.num_users
     if settings.users_per_round > population:
@@ -366,7 +366,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
             f"{settings.users_per_round!r}"
         )
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
-        raise ConfigError("privacy.user_noise: a paper's variant clips updates at the users; use kind fixed_clip")
+        raise ConfigError("privacy.user_noise must have kind fixed_clip if users clip updates, as in a paper's variant")
     # Cohorts are drawn with the float64 that is accounted for.
     sampling_rate = settings.users_per_round / population
     is_tree = isinstance(noise, TreeNoise)

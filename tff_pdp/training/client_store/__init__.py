@@ -1,8 +1,8 @@
-"""Clients' states from round to round.
+"""Stores clients' states between rounds.
 
 layout: converts states to bytes and back
-shard: one SQLite file of versions
-store: the store on disk
-inspection: checks a store without changing it
-states: states in memory or in a store, behind one interface
+shard: one SQLite file with versions of states
+store: the store on disk, several shards
+inspection: checks a store without changing the files
+states: one interface to states in memory and states in a store
 """

@@ -1,4 +1,4 @@
-"""Checks every table, index, state and number of a store of users' states, without changing a byte."""
+"""Checks every table, index, state and number in a store of users' states, without changing a byte."""
 
 import contextlib
 import shutil
@@ -14,14 +14,14 @@ from tff_pdp.training.client_store.store import STORE_FILE, Contents, Progress, 
 
 
 class Inspected(NamedTuple):
-    """Contents of a store.
+    """The results of a check of a store.
 
     Attributes:
-      num_clients: number of clients that the store is for.
+      num_clients: number of the store's clients.
       round_number: the store's current round, as in `ClientStore.round_number`.
       oldest_round: the oldest round that `ClientStore.rewind` can return to.
-      num_states: number of states that are kept, in all rounds together.
-      num_left: number of states that an interrupted round has left behind.
+      num_states: number of stored states, of all rounds together.
+      num_left: number of states that an interrupted round has left; these states do not count.
       was_interrupted: whether a file has an interrupted transaction, which the next `ClientStore.open` undoes.
       is_old: whether the store or a state has the old format, whose checksums do not cover places and rounds.
     """
@@ -36,10 +36,10 @@ class Inspected(NamedTuple):
 
 
 def inspect_store(folder: Path) -> Inspected:
-    """Reads all of a store.
+    """Reads and checks a whole store.
 
     Raises:
-      DataError: a file is missing or damaged, or is in use by a process that writes to it.
+      DataError: a file is missing, damaged, or in use by a process that writes to the file.
     """
     path = folder / STORE_FILE
     with _reading(path) as (store, was_interrupted):

@@ -1,4 +1,4 @@
-"""Converts clients' states to rows of bytes and back, bit for bit."""
+"""Converts clients' states to rows of bytes, one row for each client, and back, bit for bit."""
 
 import collections
 import dataclasses
@@ -27,11 +27,11 @@ class _Leaf:
 class StateLayout:
     """The structure, shapes and dtypes that the states of all clients share.
 
-    A state is a nest: a mapping from texts to arrays of numbers or booleans, or to further mappings. Mappings may be
-    empty.
+    A state is a nest: a mapping with text keys, whose values are arrays of numbers or booleans, or further mappings.
+    Mappings may be empty.
 
     Attributes:
-      structure: the nest, with a description in place of each array.
+      structure: the nest, with dtype and shape in place of each array.
     """
 
     structure: Any
@@ -41,21 +41,21 @@ class StateLayout:
         """Returns the layout of one client's state.
 
         Raises:
-          TypeError: the state is not a nest of arrays of numbers or booleans; the message names the member.
+          TypeError: the state is not a nest of arrays of numbers or booleans; the message names the wrong value.
         """
         return cls(_describe(state, "state"))
 
     @classmethod
     def from_json(cls, text: str) -> "StateLayout":
-        """Reads what `to_json` wrote.
+        """Parses the result of `to_json`.
 
         Raises:
-          ValueError, TypeError: `to_json` did not write the text.
+          ValueError, TypeError: the text is not a result of `to_json`.
         """
         return cls(_from_plain(json.loads(text)))
 
     def to_json(self) -> str:
-        """Writes the layout as a text."""
+        """Returns the layout as text."""
         return json.dumps(_to_plain(self.structure))
 
     @property
@@ -64,7 +64,7 @@ class StateLayout:
         return sum(leaf.num_bytes for leaf in _leaves(self.structure))
 
     def to_rows(self, columns: Any, num_clients: int) -> np.ndarray:
-        """Writes each client's arrays one after another.
+        """Converts states to bytes: in a row, a client's arrays follow one another.
 
         Args:
           columns: a nest of arrays `[num_clients, ...]` in the structure of a state; keys in any order.
@@ -74,7 +74,7 @@ class StateLayout:
           uint8 `[num_clients, row_bytes]`.
 
         Raises:
-          TypeError: `columns` have another structure, shape or dtype; the message names the member.
+          TypeError: `columns` have another structure, shape or dtype; the message names the wrong value.
         """
         parts = [
             # The number of bytes is given, because it does not follow from an empty array.
@@ -84,7 +84,7 @@ class StateLayout:
         return np.concatenate([np.empty([num_clients, 0], np.uint8), *parts], axis=1)
 
     def to_columns(self, rows: np.ndarray) -> Any:
-        """Reads what `to_rows` wrote: a nest of new arrays `[clients, ...]`."""
+        """Converts the result of `to_rows` back to a nest of new arrays `[clients, ...]`."""
         # Each leaf is copied to memory of its own, where its numbers are aligned.
         sizes = [leaf.num_bytes for leaf in _leaves(self.structure)]
         parts = (part.copy() for part in np.split(rows, np.cumsum(sizes), axis=1))
@@ -147,7 +147,7 @@ def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterat
 
 
 def with_client_axis(state: Any) -> Any:
-    """Adds a first axis of one client to the arrays of a state."""
+    """Adds a leading axis of length one, for one client, to the arrays of a state."""
     if isinstance(state, Mapping):
         return {key: with_client_axis(member) for key, member in state.items()}
     return np.asarray(state)[np.newaxis]

@@ -1,6 +1,6 @@
-"""Keeps one shard of a client store: every kept version of its clients' states, by place and round.
+"""Stores one shard of a client store: versions of its clients' states, by the clients' places and the rounds.
 
-A shard is one SQLite file. Only its owner can read it, only one process at a time can use it, and errors name it.
+A shard is one SQLite file, which only its owner can read and only one process at a time can use. Errors name the file.
 
 The settings were measured with rounds of 500 states of 3 KB and of 100 KB. A rollback journal writes new pages once; a
 write-ahead log writes them twice, and needs shared memory or a lock of its own. Tables have a rowid, so that states are
@@ -8,8 +8,8 @@ appended and only small indexes are written at random: without a rowid, reads an
 long. At this size, pages of 4 KiB take 1.4 times as long to write as pages of 16 KiB, and pages of 64 KiB take 3 times
 as long to prune; states of 3 KB fill pages of 16 KiB best.
 
-SQLite notices some damage to a file's structure during a lookup, and no damage to the content. Each file is therefore
-checked in full when it is opened, and each state has a checksum that covers its client and its round.
+During a lookup, SQLite notices only some damage to a file's structure, and no damage to the content. Each file is
+therefore checked in full when it is opened. Each state has a checksum, which also covers its client and its round.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class Database:
     """
 
     def __init__(self, path: Path):
-        """Opens an existing file, and compares its tables with their indexes, which reads the whole file.
+        """Opens an existing file, and checks all tables against their indexes, which reads the whole file.
 
         Raises:
-          DataError: the file is missing, not a database, damaged, or open elsewhere.
+          DataError: the file is missing, not a database, damaged, or in use by another process.
         """
         self.path = path
         with naming_store(path):
@@ -67,7 +67,7 @@ class Database:
 
     @classmethod
     def create(cls, path: Path, schema: str) -> Self:
-        """Makes a file with tables and opens it.
+        """Creates a file with the tables in `schema`, and opens the file.
 
         Raises:
           DataError: the file cannot be written.
@@ -81,10 +81,10 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Yields a connection; its changes are on disk together after the block, or undone if the block raises.
+        """Yields a connection; changes are on disk after the `with` block, or undone if the block raises an error.
 
         Raises:
-          DataError: SQLite failed: the file is damaged, open elsewhere, or the disk is full.
+          DataError: SQLite failed: the file is damaged or in use by another process, or the disk is full.
         """
         with naming_store(self.path):
             try:
@@ -138,14 +138,14 @@ DELETE FROM states WHERE rowid IN (
 
 
 class Shard(Database):
-    """An open shard. Its callers keep track of which rounds are complete.
+    """An open shard; callers keep track of which rounds are complete.
 
-    Each method that changes something does it in one transaction, and raises `DataError` if the file is damaged or the
-    disk is full.
+    Each method that writes uses one transaction, and raises `DataError` if the file is damaged or the disk is full.
+    Clients are addressed by their places.
     """
 
     def read(self, places: Sequence[int], round_number: int) -> list[bytes | None]:
-        """Reads each client's newest state up to a round; None for a client without such a state.
+        """Reads each client's newest state of the rounds up to `round_number`; None for a client without such a state.
 
         Raises:
           DataError: a state is damaged.
@@ -155,7 +155,7 @@ class Shard(Database):
         return [version and self._state(place, *version) for place, version in zip(places, found, strict=True)]
 
     def write(self, committed_round: int, round_number: int, states: Iterable[tuple[int, bytes]]) -> None:
-        """Adds one round's states by place; first removes states that failed attempts left after `committed_round`."""
+        """Adds a round's states, as pairs `(place, state)`, after removing all states later than `committed_round`."""
         with self.transaction() as connection:
             connection.execute(_DELETE_AFTER, (committed_round,))
             rows = (
@@ -170,7 +170,7 @@ class Shard(Database):
             connection.execute(_DELETE_AFTER, (round_number,))
 
     def prune(self, oldest_round: int) -> None:
-        """Removes each client's states that are older than the newest of its states up to `oldest_round`."""
+        """Removes all states that are not needed to read states of `oldest_round`, or of a later round."""
         with self.transaction() as connection:
             (pruned,) = connection.execute("SELECT round_number FROM pruned").fetchone()
             connection.execute(_DELETE_SUPERSEDED, (pruned, oldest_round))
@@ -188,10 +188,10 @@ class Shard(Database):
 
 
 def checksum(content: bytes, label: bytes = b"") -> int:
-    """Computes the CRC-32 of a label followed by a content."""
+    """Computes the CRC-32 of `label + content`."""
     return zlib.crc32(content, zlib.crc32(label))
 
 
 def state_label(place: int, round_number: int) -> bytes:
-    """Returns the label of a state for `checksum`: its place and round."""
+    """Returns the label of a state for `checksum`: the client's place and the round."""
     return f"{place} {round_number}".encode()

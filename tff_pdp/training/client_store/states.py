@@ -1,7 +1,7 @@
-"""Keeps clients' states from round to round, in memory or in a store.
+"""Stores clients' states between rounds, in memory or on disk.
 
-All silos take part in every round: their states stay where the engine computes, as `ClientValues`. Only a cohort of
-users takes part in a round: users' states lie in a store, and a round reads and writes only the cohort's states.
+All silos take part in every round, so their states remain in the engine, as `ClientValues`. Users take part in a
+round only as members of its cohort, so users' states are in a store, and a round reads and writes only the cohort's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,20 +15,20 @@ from tff_pdp.training.client_store.store import ClientStore, Places
 
 
 class MemoryStore:
-    """States of many clients by their places; a `ClientStore` keeps them on disk, this class only in memory."""
+    """A store of many clients' states in memory, with the methods `read` and `write` of `ClientStore`."""
 
     def __init__(self, default: Any, num_clients: int):
-        """Gives every client the same state, a nest of arrays."""
+        """Sets the state of every client to `default`, a nest of arrays."""
         self.num_clients = num_clients
         self._columns = tf.nest.map_structure(lambda leaf: np.repeat(np.asarray(leaf)[None], num_clients, 0), default)
 
     def read(self, places: Places) -> Any:
-        """Returns copies of some clients' states, in this order: a nest of arrays with a first axis of clients."""
+        """Returns copies of the states of the clients at `places`: a nest of arrays `[len(places), ...]`."""
         chosen = np.asarray(places, np.int64)
         return tf.nest.map_structure(lambda column: column[chosen], self._columns)
 
     def write(self, round_number: int, places: Places, columns: Any) -> None:
-        """Replaces some clients' states."""
+        """Replaces the states of the clients at `places` by `columns`, a nest of arrays `[len(places), ...]`."""
         del round_number
         chosen = np.asarray(places, np.int64)
 
@@ -42,12 +42,12 @@ ClientStates = Sequence[Any] | ClientStore | MemoryStore
 
 
 def is_store(states: ClientStates) -> bool:
-    """Checks if states are kept in a store, from which a round reads its cohort's states."""
+    """Checks if states are in a store, from which each round reads the states of its cohort."""
     return not isinstance(states, Sequence)
 
 
 def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]:
-    """Returns the states of some clients, in this order, in the form that computations take."""
+    """Returns the states of the clients at `places`, in that order, in the form that computations take as arguments."""
     if is_store(states):
         return from_columns(state_type, states.read(places), len(places))
     if np.array_equal(places, np.arange(len(states))):
@@ -57,7 +57,7 @@ def select_states(states: Any, places: Places, state_type: Any) -> Sequence[Any]
 
 
 def replace_states(states: Any, round_number: int, places: Places, new: Sequence[Any]) -> ClientStates:
-    """Returns the states after a round, in which some clients' states are replaced."""
+    """Returns all states, with the states of the clients at `places` replaced by `new`, the results of a round."""
     if is_store(states):
         states.write(round_number, places, to_columns(new))
         return states
@@ -70,26 +70,26 @@ def replace_states(states: Any, round_number: int, places: Places, new: Sequence
 
 
 def close_states(states: ClientStates) -> None:
-    """Closes a store's files; states in memory need no closing."""
+    """Closes the files of states in a store; does nothing for states in memory."""
     if isinstance(states, ClientStore):
         states.close()
 
 
 def places_in_parts(num_clients: int, size: int) -> Iterator[np.ndarray]:
-    """Yields all places, at most `size` at a time."""
+    """Yields the clients' places 0 to `num_clients - 1`, in arrays of at most `size` places."""
     for start in range(0, num_clients, size):
         yield np.arange(start, min(start + size, num_clients))
 
 
 def from_columns(member_type: Any, columns: Any, size: int) -> Sequence[Any]:
-    """Converts columns to the values of `size` clients; the columns may be without any tensor."""
+    """Splits columns (a nest of arrays `[size, ...]`) into the values of `size` clients; the nest may be empty."""
     if tf.nest.flatten(columns) and size:
         return ClientValues.from_columns(member_type, columns)
     return [columns] * size
 
 
 def to_columns(values: Sequence[Any]) -> Any:
-    """Converts clients' values to columns; the inverse of `from_columns`."""
+    """Stacks clients' values into columns, a nest of arrays `[clients, ...]`; the inverse of `from_columns`."""
     if isinstance(values, ClientValues) and len(values.groups[0].leaves):
         return values.columns()
     return tf.nest.map_structure(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *values)

@@ -1,10 +1,10 @@
-"""Keeps the states of many clients on disk, for rounds in which only a small cohort takes part.
+"""Stores the states of many clients on disk, for rounds in which only a small cohort takes part.
 
-SQLite keeps the states, because decades of use have shown that it handles crashes, torn writes and free space. Each
-shard is a database (a client's shard is its place modulo the number of shards); one more database has the number of the
-current round. A round is first written to every shard, in one transaction per shard, and becomes current once that
-number has changed. One transaction over attached databases would do the same, but SQLite finds the parts of an
-interrupted transaction by absolute paths, so that atomicity is lost if the folder is moved.
+The states are in SQLite, which reliably handles crashes, torn writes and free space. Each shard is a database (a
+client's shard is its place modulo the number of shards); a further database has the number of the current round. A
+round is first written to every shard, in one transaction per shard, and becomes current when the number of the current
+round is updated. One transaction over attached databases would lose atomicity if the folder were moved, because SQLite
+finds the parts of an interrupted transaction by absolute paths.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ _SELECT_CONTENTS = "SELECT num_clients, num_shards, layout, default_state, check
 
 
 class Contents(NamedTuple):
-    """The facts of a store that never change."""
+    """The constant properties of a store."""
 
     num_clients: int
     num_shards: int
@@ -71,16 +71,15 @@ class ClientStore:
     """The states of `num_clients` clients, addressed by their places 0 to `num_clients - 1`.
 
     A state is a nest of arrays, of the same structure, shapes and dtypes for all clients. States of several clients
-    are passed as columns: the same nest, with a first axis of clients.
+    are passed as columns: a nest of the same structure, whose arrays have a leading axis of clients.
 
-    Guarantee: a round's states are stored all or none, whenever the process or the machine stops, and are safe once
-    `write` has returned. Files are readable by their owner alone: states are computed from raw data.
-    Assumes: a file system that locks files, and writes them to disk when asked to.
+    Guarantee: either all states of a round are stored or none, even if the process or the machine stops. Once `write`
+    has returned, the states outlast a power cut. Only the owner can read the files: states are computed from raw data.
+    Assumes: the file system supports locks, and writes files to disk on request.
 
-    Time and memory grow with the number of clients that are asked for. Other clients cost only disk space, after their
-    first write, and lookups in a larger index. Methods may be called from any thread, and wait for calls of other
-    threads. While a store is open, it cannot be opened again, not even to read. If a file or the disk fails, any method
-    raises a `DataError` that names the file.
+    Time and memory grow with the number of clients that are read or written. Other clients cost disk space, once they
+    have been written. Methods may be called from any thread, and wait for each other. An open store cannot be opened a
+    second time, not even for reading. If a file or the disk fails, any method raises a `DataError` that names the file.
 
     Attributes:
       folder: folder of the files.
@@ -88,7 +87,7 @@ class ClientStore:
     """
 
     def __init__(self, folder: Path, store: Database, contents: Contents, shards: Sequence[Shard]):
-        """Wraps files that are open already. Call `create` or `open` instead."""
+        """Wraps open files; callers use `create` or `open` instead."""
         self.folder = folder
         self.num_clients = contents.num_clients
         self._layout = StateLayout.from_json(contents.layout)
@@ -100,25 +99,25 @@ class ClientStore:
 
     @classmethod
     def create(cls, folder: Path, default: Any, num_clients: int, *, num_shards: int = 8) -> "ClientStore":
-        """Makes a store and opens it.
+        """Creates a store and opens the store.
 
         Args:
-          folder: folder of the new store; must not exist, and appears when it is complete.
-          default: the state of a client that was never written: a nest (mappings, possibly nested or empty) of arrays
-            of numbers or booleans, together below 1 GB.
+          folder: folder of the new store; must not exist before, and exists once the store is complete.
+          default: state of clients before their first write: a nest (mappings, possibly nested or empty) of arrays of
+            numbers or booleans, together below 1 GB.
           num_clients: number of clients, at least 1.
-          num_shards: number of files that the states are spread over; each costs a few flushes to disk per round.
+          num_shards: number of files for the states; each file costs a few flushes to disk per round.
 
         Raises:
           DataError: the folder exists.
-          TypeError: `default` is not such a nest.
-          ValueError: a number is below 1.
+          TypeError: `default` is not a nest of arrays of numbers or booleans.
+          ValueError: `num_clients` or `num_shards` is below 1.
         """
         if num_clients < 1 or num_shards < 1:
-            raise ValueError(f"a store needs clients and shards, not {num_clients} and {num_shards}")
+            raise ValueError(f"num_clients and num_shards must be at least 1, not {num_clients} and {num_shards}")
         layout = StateLayout.of_state(default)
         if folder.exists():
-            raise DataError(f"{folder} exists already: open it, or remove it to begin anew")
+            raise DataError(f"{folder} exists already: open the store, or remove the folder to start again")
         staging = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700, parents=True)
@@ -138,10 +137,10 @@ class ClientStore:
 
     @classmethod
     def open(cls, folder: Path) -> "ClientStore":
-        """Opens a store at the last round that was written in full; removes what an interrupted round has left.
+        """Opens a store at the last round that was written in full; removes the states of an interrupted round.
 
         Raises:
-          DataError: the store is missing, unfinished, damaged, of another format version, or open elsewhere.
+          DataError: the store is missing, incomplete, damaged, of another format version, or open already.
         """
         path = folder / STORE_FILE
         if not path.is_file():
@@ -163,18 +162,18 @@ class ClientStore:
 
     @property
     def round_number(self) -> int:
-        """The round of the current states: the last round written, or an earlier round after `rewind`; 0 at first."""
+        """The current round: the last round written, or an earlier round after `rewind`; 0 for a new store."""
         with self._use():
             return self._progress().round_number
 
     def read(self, places: Places) -> Any:
-        """Reads the newest states of some clients.
+        """Reads the current states of the given clients.
 
         Args:
           places: places of the clients, in any order; a place may be repeated.
 
         Returns:
-          Columns: a nest like a state, of new arrays `[len(places), ...]`, in the order of `places`.
+          Columns: a nest of new arrays `[len(places), ...]`, in the order of `places`.
 
         Raises:
           ValueError: a place does not exist.
@@ -191,16 +190,16 @@ class ClientStore:
         return self._layout.to_columns(rows)
 
     def write(self, round_number: int, places: Places, columns: Any) -> None:
-        """Writes some clients' new states of one round: all of them or, if this fails or is interrupted, none.
+        """Writes the given clients' new states of one round; a failed or interrupted call writes no state.
 
         Args:
-          round_number: number of the round, larger than the store's; numbers may be skipped.
-          places: places of the clients, each once.
-          columns: a nest like a state, of arrays `[len(places), ...]` in the order of `places`.
+          round_number: number of the round, larger than `ClientStore.round_number`; numbers may be skipped.
+          places: places of the clients, without repetition.
+          columns: a nest of arrays `[len(places), ...]`, in the order of `places`.
 
         Raises:
           TypeError: `columns` have another structure, shape or dtype than the default state.
-          ValueError: the round is not later than the store's, a place does not exist or occurs twice.
+          ValueError: the round is not later than the current round, or a place does not exist or occurs twice.
         """
         round_number = operator.index(round_number)
         indices = self._indices(places)
@@ -219,10 +218,10 @@ class ClientStore:
             self._set_progress(progress._replace(round_number=round_number))
 
     def rewind(self, round_number: int) -> None:
-        """Returns to a round, and forgets all written after it; does nothing unless the store is past that round.
+        """Returns to an earlier round and removes the states of later rounds; does nothing if no round is later.
 
         Raises:
-          DataError: versions of that round have been pruned.
+          DataError: states of that round have been pruned.
         """
         round_number = operator.index(round_number)
         with self._use():
@@ -237,9 +236,9 @@ class ClientStore:
                 self._delete_uncommitted()
 
     def prune(self, oldest_round: int) -> None:
-        """Deletes versions of states that no `rewind` to this round or to a later one needs.
+        """Deletes all states that are not needed by a `rewind` to `oldest_round` or to a later round.
 
-        The time grows with the amount written since the last call. Freed space is used again; files do not get smaller.
+        The time grows with the amount written since the last call. Freed space is reused; files do not shrink.
         """
         with self._use():
             progress = self._progress()
@@ -250,7 +249,7 @@ class ClientStore:
                 shard.prune(oldest_round)
 
     def close(self) -> None:
-        """Closes the files, so that others can open them; may be called again."""
+        """Closes the files, so that the store can be opened again; may be called repeatedly."""
         with self._lock:
             self._closed = True
             for file in (*self._shards, self._store):
@@ -303,10 +302,10 @@ def shard_path(folder: Path, number: int) -> Path:
 
 
 def read_numbers(connection: sqlite3.Connection, path: Path) -> tuple[Contents, Progress, bool]:
-    """Reads all but the states, and whether the store is of format 1.
+    """Reads a store's contents and progress, and whether the store has format 1.
 
     Raises:
-      DataError: a number is damaged, or the store is of another format.
+      DataError: a number is damaged, or the store has a newer format.
     """
     (version,) = connection.execute("SELECT format_version FROM store").fetchone() or (None,)
     if version not in (_WITHOUT_CHECKSUMS, FORMAT_VERSION):

@@ -1,7 +1,7 @@
-"""Counts all runs on the same records, over all folders, and composes their cost.
+"""Finds all runs on the same records, in all folders, and composes the runs' costs.
 
-`releases_on_record` finds the runs: those of an experiment's folder, and those that the registry knows. `compose`
-bounds the cost of these runs to some clients' records.
+`releases_on_record` finds the runs in an experiment's folder and in the registry. `compose` bounds the joint cost of
+these runs to given clients' records.
 """
 
 import contextlib
@@ -37,14 +37,14 @@ _USER = "user"
 
 
 class OnRecord(NamedTuple):
-    """A release that may have used the records whose cost is asked for.
+    """A release that may have used the records in question.
 
     Attributes:
       release: spending of the release.
       folder: folder of the run, as text.
-      records: name of the records' digests in the registry; empty without digests.
-      record_set: declaration of the records by `data.record_set`.
-      is_here: whether the release is in the folder of the experiment whose cost is asked for.
+      records: name of the file with the records' digests in the registry; empty without digests.
+      record_set: value of the setting `data.record_set` for the records.
+      is_here: whether the release is in the folder of the present experiment.
     """
 
     release: Release
@@ -55,15 +55,15 @@ class OnRecord(NamedTuple):
 
 
 class Own(NamedTuple):
-    """The clients whose cost is asked for.
+    """The clients whose cost is computed.
 
     Attributes:
-      records: name of the clients' digests in the registry.
-      record_set: declaration of the clients' records by `data.record_set`.
+      records: name of the file with the clients' digests in the registry.
+      record_set: value of the setting `data.record_set` for the clients' records.
       scopes: scope of each client in ledgers, in the order of the digests; all users share one scope.
-      are_users: whether the clients are users; users of the same id are the same user in all folders.
-      is_unit_in_several: whether the unit of protection may be in several records, as users and people of contact
-        graphs are. Then, if one record of a scope was in a run, all records of the scope count as in that run.
+      are_users: whether the clients are users; users with equal ids are one user in all folders.
+      is_unit_in_several: whether a unit of protection may be in several records, for example a user. In that case,
+        a run that used one record of a scope counts for all records of the scope.
     """
 
     records: str
@@ -75,11 +75,11 @@ class Own(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Composed:
-    """The cost to one scope of all runs on record.
+    """The joint cost of all runs on record to one scope (a silo, or all users).
 
     Attributes:
-      epsilon: epsilon of everything together, at `delta`; infinite if no bound holds.
-      delta: largest delta of the budgets, plus the deltas of releases for which only the budget holds.
+      epsilon: epsilon of all runs together, at `delta`; infinite if no bound holds.
+      delta: largest delta of the budgets, plus the deltas of budgets that count in full.
       runs: positions, in the list of releases on record, of the releases that used any of the scope's records.
       why_no_bound: reason why no epsilon holds, as a clause; empty if one holds.
     """
@@ -95,9 +95,9 @@ class Composed:
         return len(self.runs)
 
     def to_dict(self, claim: str, claim_reason: str) -> dict[str, Any]:
-        """Returns plain data for `json.dumps`: a claim, and an epsilon that is None if the claim is `none`.
+        """Returns plain data for `json.dumps`: the claim, its reason, the cost (None if the claim is `none`).
 
-        `claim` is the weakest claim of the releases that have one; `claim_reason` says why the claim is no stronger.
+        `claim` is the weakest claim of all releases that have a claim; `claim_reason` is the reason for the claim.
         """
         if self.why_no_bound:
             claim, claim_reason = "none", self.why_no_bound
@@ -118,8 +118,8 @@ class AllRuns:
 
     Attributes:
       by_scope: cost to each scope.
-      elsewhere: number of the counted releases that are not in the experiment's folder.
-      notes: assumptions that were made, one sentence each.
+      elsewhere: number of counted releases outside the experiment's folder.
+      notes: assumptions that the cost depends on, one sentence each.
     """
 
     by_scope: Mapping[str, Composed]
@@ -128,7 +128,7 @@ class AllRuns:
 
     @property
     def worst(self) -> Composed:
-        """The cost to the scope with the largest cost, but with the largest delta and the runs of all scopes."""
+        """The largest epsilon of any scope, with the largest delta of any scope and the runs of all scopes."""
         return _worst(self.by_scope.values())
 
     @property
@@ -138,10 +138,10 @@ class AllRuns:
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
-    """Finds all releases: those of an experiment's runs, those of runs replaced in its folder, those in the registry.
+    """Finds all releases of an experiment's runs, of runs replaced in its folder, and of runs in the registry.
 
-    Guarantee: the result has each release once, with at least what it has spent: a folder that was moved, deleted or
-      restored from an older copy still counts with what the registry knows of it.
+    Guarantee: the result has each release once, with at least the release's spending. If a folder was moved, deleted or
+      restored from an older copy, the spending in the registry counts.
 
     Raises:
       DataError: the registry, or the record of a run in the folder, is damaged; the message names the file.
@@ -202,18 +202,17 @@ def _stated_in_folder(entry: Entry) -> list[Release]:
 
 
 def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
-    """Composes the cost to clients of all releases that used any of the clients' records.
+    """Composes all releases that used any of the given clients' records, into one cost per scope.
 
-    Guarantee: for each scope, these releases together are (epsilon, delta)-DP for each record of the scope that is in
+    Guarantee: for each scope, the releases together are (epsilon, delta)-DP for each record of the scope that is in
       one client of each data set, or has the same digest in several clients.
-    Assumes: as in `compose_parts`; `registry.matching.match` finds the records that are the same. In one folder,
-      clients with the same name are the same client. A release without digests used the records of the clients that it
-      names.
+    Assumes: as in `compose_parts`; `registry.matching.match` finds all shared records. Within one folder, clients with
+      equal names are one client. A release without digests used the records of the clients in its ledger.
 
     Args:
       registry: registry that has the digests.
       found: all releases, from `releases_on_record`.
-      own: the clients whose cost is asked for.
+      own: the clients whose cost is computed.
 
     Raises:
       DataError: a file of digests is damaged; the message names the file.

@@ -1,7 +1,7 @@
-"""Records the conditions that a round's bits depend on besides the run; under other conditions, its bits may differ.
+"""Lists a round's arithmetic: the hardware, software and settings on which the rounding of its sums depends.
 
-Two releases that add the same noise to the same sums, but round the sums differently, would reveal what the noise
-hides. So rounds are repeated with the same draws only if all these conditions are unchanged.
+Two releases that add the same noise to differently rounded sums would reveal what the noise hides. So a round is
+repeated with the same random draws only if the arithmetic is unchanged.
 """
 
 import hashlib
@@ -31,13 +31,14 @@ _PROCESSOR = Path("/proc/cpuinfo")
 def arithmetic_of(
     engine: str, device: str, *, is_deterministic: bool, generator: Generator = "philox"
 ) -> dict[str, str | int]:
-    """Returns the conditions that decide how sums are rounded on this machine, as plain data.
+    """Returns the conditions that decide how sums are rounded on this machine, as plain data: the arithmetic.
 
     Args:
       engine: name of the engine.
       device: the engine's device.
-      is_deterministic: whether the device repeats its own sums to the bit; if not, the result equals no other result.
-      generator: generator of random bits in computations.
+      is_deterministic: whether the device computes the same sums to the same bits each time. If not, each call returns
+        another arithmetic, so that no round is repeated.
+      generator: random number generator of computations.
     """
     # Imported only where rounds are run: readers of records do not need it.
     import tensorflow as tf
@@ -60,7 +61,7 @@ def arithmetic_of(
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arithmetic for a run of the first version, whose code differed: without the sources' digest.
+    """Returns an arithmetic without the digest of the source code, for runs of the first version of tff_pdp.
 
     >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}

@@ -1,13 +1,13 @@
-"""Records the most that a run has spent of its budget, on disk before it is spent.
+"""Records the most that a run may have spent of its budget, on disk before anything is spent.
 
-A run's `charges.jsonl` is a journal (`tff_pdp.journal`) of these lines, told apart by `kind`:
+A run's `charges.jsonl` is a journal (`tff_pdp.journal`) with lines of these kinds:
 
-opened: identity of the run, with the reason if no privacy is claimed for it.
-reserved: rounds that may be run from now on, with the ledger as it will be after the last of them.
-chosen: the engine's choice of how to compute clients from now on; other choices round differently.
-redrawn: rounds from `first_round` on are drawn anew, with other noise; all earlier charges still count.
-closed: the last round was run; has the ledger after that round.
-sealed: the run's key and states are destroyed, or about to be; the last line.
+opened: identity of the run, with the reason if no privacy is claimed for the run.
+reserved: rounds that may be run from now on, with the ledger after the last reserved round.
+chosen: modes in which the engine computes clients from now on; results of other modes are rounded differently.
+redrawn: rounds from `first_round` on are run again with new noise; all earlier charges still count.
+closed: the last round was run, with the ledger after that round.
+sealed: the run's key and states are about to be destroyed, or are destroyed; no line follows.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ _KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "sealed")
 
 @dataclasses.dataclass(frozen=True)
 class RunIdentity:
-    """The identity of a run, from the line `opened`.
+    """The identity of a run, as stated in the line `opened`.
 
     Attributes:
       method: name of the method.
-      non_private: reason why no epsilon is claimed for this run, whatever its ledger says; None if one is claimed.
-      key_fingerprint: fingerprint of the run key, which reveals nothing of the key.
-      config_hash: digest of the settings and data of the run, under its key.
-      earlier_head: head of the record of earlier releases when the run began.
+      non_private: reason why no epsilon is claimed, even if there is a ledger; None if an epsilon is claimed.
+      key_fingerprint: fingerprint of the run key, which reveals nothing about the key.
+      config_hash: digest of the run's settings and data, keyed by the run key.
+      earlier_head: chain hash of the last line of the record of earlier releases when the run began.
       run_id: 32 hexadecimal digits, drawn at random for each new run.
     """
 
@@ -49,13 +49,13 @@ class RunIdentity:
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """Rounds that are drawn from one key.
+    """Consecutive rounds whose noise and batches are drawn from one key.
 
     Attributes:
-      number: number of times that rounds had been drawn anew; 0 for the first attempt.
-      first_round: the first of these rounds.
-      ledger: ledger before these rounds; None without privacy.
-      arithmetic: result of `arithmetic_of` for each reservation, by the last round of the reservation.
+      number: number of earlier attempts.
+      first_round: first round of the attempt.
+      ledger: ledger before the first round; None without privacy.
+      arithmetic: result of `arithmetic_of` for each reservation; keys are the last rounds of reservations.
     """
 
     number: int
@@ -64,24 +64,24 @@ class Attempt:
     arithmetic: Mapping[int, Mapping[str, Any]]
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Checks if all rounds after `round_number` that may have been run would have the same bits if run again."""
+        """Checks if repeating the rounds after `round_number` that may have been run would give the same bits."""
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
 
 @dataclasses.dataclass(frozen=True)
 class Charges:
-    """A run's charges, as its record has them.
+    """The content of a run's record.
 
     Attributes:
       identity: identity of the run.
       ledger: the most that the run has spent; None without privacy.
       through_round: the last round that may have been run; 0 if nothing has been released.
       is_closed: whether the run has ended, so that `ledger` is the ledger after the last round.
-      is_sealed: whether the run's key and states are destroyed, or about to be.
-      attempt: the newest attempt; a further attempt begins if rounds must be drawn anew, with other noise.
-      choices: the engine's choices of how to compute clients, by computation.
-      chains: chains of all lines.
+      is_sealed: whether the run's key and states are destroyed or about to be destroyed.
+      attempt: the newest attempt; a further attempt begins if rounds must be run with new noise.
+      choices: mode in which the engine computes clients, by fingerprint of the computation.
+      chains: chain hashes of all lines, in order.
     """
 
     identity: RunIdentity
@@ -95,12 +95,12 @@ class Charges:
 
     @property
     def spending(self) -> tuple[str, ...]:
-        """Chains of the lines about spending: all lines but `sealed`."""
+        """Chain hashes of the lines about spending: all lines except `sealed`."""
         return self.chains[:-1] if self.is_sealed else self.chains
 
     @property
     def head(self) -> str:
-        """The chain of the last line about spending."""
+        """The chain hash of the last line about spending."""
         return self.spending[-1]
 
     @property
@@ -110,10 +110,10 @@ class Charges:
 
 
 def read_charges(folder: Path) -> Charges | None:
-    """Reads the charges of the run in a folder, or returns None if no run has begun.
+    """Reads the charges of the run in a folder; None if no run has begun.
 
-    Guarantee: `ledger` is at least what the run has spent, whenever and however it was stopped: no command has acted
-      upon an incomplete line.
+    Guarantee: `ledger` covers at least the run's spending, even if the run was killed: no command has acted on an
+      incomplete line.
 
     Raises:
       DataError: a line is damaged or missing.
@@ -128,19 +128,19 @@ def run_id_of(folder: Path) -> str | None:
 
 
 class ChargesWriter:
-    """The open record of a run; a context manager.
+    """The open record of a run, for reading and writing; a context manager.
 
     Guarantee: when `reserve` returns, the reservation outlasts a power cut. Rounds are run only after `reserve`.
 
     Ledgers are None without privacy.
 
     Attributes:
-      path: the file.
-      charges: the charges on record now; None before a run has begun.
+      path: path of the file.
+      charges: the present content of the record; None before a run has begun.
     """
 
     def __init__(self, folder: Path):
-        """Opens the record of the run in a folder, to begin or to continue the record.
+        """Opens the record of the run in a folder, or begins a new record.
 
         Raises:
           DataError: a line is damaged or missing.
@@ -155,13 +155,13 @@ class ChargesWriter:
 
     @property
     def begun(self) -> Charges:
-        """The charges on record now; raises DataError before a run has begun."""
+        """The present content of the record; raises DataError before a run has begun."""
         if self.charges is None:
             raise DataError(f"{self.path} has no run: restore it from a copy")
         return self.charges
 
     def open_run(self, identity: RunIdentity, ledger: Ledger | None) -> None:
-        """Begins the record of a run; `ledger` has what has been released before its first round.
+        """Begins the record of a run; `ledger` has the releases before the first round.
 
         Raises:
           DataError: the folder has a run already.
@@ -171,17 +171,17 @@ class ChargesWriter:
         self._append("opened", ledger, format_version=FORMAT_VERSION, **dataclasses.asdict(identity))
 
     def reserve(self, through_round: int, ledger: Ledger | None, arithmetic: Mapping[str, Any]) -> None:
-        """Puts rounds on record that are about to be run.
+        """Reserves rounds that are about to be run.
 
         Args:
-          through_round: the last of these rounds.
-          ledger: the ledger as it will be after that round.
-          arithmetic: the conditions that the bits of a round depend on (`tff_pdp.training.record.arithmetic`).
+          through_round: last reserved round.
+          ledger: ledger after the last reserved round.
+          arithmetic: conditions that decide how a round's sums are rounded, from `arithmetic_of`.
         """
         self._append("reserved", ledger, through_round=through_round, arithmetic=dict(arithmetic))
 
     def choose(self, choices: Mapping[str, str]) -> None:
-        """Puts on record how clients are computed, before any result of this choice is used.
+        """Records the modes in which clients are computed, by fingerprint of the computation, before a result is used.
 
         Raises:
           DataError: no run has begun.
@@ -189,9 +189,9 @@ class ChargesWriter:
         self._append("chosen", self.begun.ledger, choices=dict(choices))
 
     def redraw(self, first_round: int, ledger: Ledger | None) -> Attempt:
-        """Begins another attempt: rounds from `first_round` on are run with other noise; earlier charges still count.
+        """Begins a new attempt: rounds from `first_round` on are run with new noise; earlier charges still count.
 
-        `ledger` is the ledger on record plus the cost of the attempt itself.
+        `ledger` is the ledger on record, plus the cost of drawing anew if there is one.
 
         Raises:
           DataError: no run has begun.
@@ -205,7 +205,7 @@ class ChargesWriter:
         self._append("closed", ledger, through_round=through_round)
 
     def seal_run(self) -> None:
-        """Puts on record that the run's key and states are about to be destroyed: no line follows.
+        """Records that the run's key and states are about to be destroyed; no line may follow.
 
         Raises:
           DataError: no run has begun.
@@ -231,7 +231,7 @@ class ChargesWriter:
 
 
 def sealed_sentence(folder: Path) -> str:
-    """Returns the message that a sealed run cannot be used any more."""
+    """Returns the error message for commands that need a sealed run's key or states."""
     return (
         f"{folder} was sealed: its key and states are gone, so that the run cannot be trained, tested or exported any "
         "more. Its ledger, its results and its exports remain"

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a checkpoint without its arrays: round, ledger and key, each checked by its digest.
+"""Reads and writes a checkpoint's files except the arrays: round, ledger and key; digests show damage.
 
 `tff_pdp.training.checkpoint` writes and reads whole checkpoints; this module needs no TensorFlow.
 """
@@ -24,12 +24,12 @@ CONTENT_FILE, KEY_FILE, ARRAYS_FILE = "checkpoint.json", "run_key.json", "state.
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """The state of the files beside a checkpoint when it was saved.
+    """The state of the files beside a checkpoint, as it was when the checkpoint was saved.
 
     Attributes:
-      charges_head: head of the run's charges.
-      earlier_head: head of the record of earlier releases.
-      files: for each file, by its path in the run's folder, a description of the content that it must still begin with.
+      charges_head: chain hash of the last line of the run's charges.
+      earlier_head: chain hash of the last line of the record of earlier releases.
+      files: for each file, by path in the run's folder, length and digest of the content that the file had then.
     """
 
     charges_head: str = GENESIS
@@ -46,7 +46,7 @@ class Saved:
       config_hash: digest, by `run_key.keyed`, of the settings and data that the run was started with.
       ledger: ledger of the spending so far; None without privacy.
       run_key: the run's secret; None once it has been destroyed.
-      surroundings: state of the files beside the checkpoint when it was saved; None in the first version.
+      surroundings: state of the files beside the checkpoint; None for checkpoints of the first version.
     """
 
     round_number: int
@@ -62,7 +62,7 @@ class StoredCheckpoint(Saved):
 
     Attributes:
       folder: folder of the checkpoint.
-      structure: nested dicts and lists with the names of the arrays.
+      structure: nested dicts and lists of the state, with the name of each array in its position.
     """
 
     folder: Path
@@ -70,18 +70,18 @@ class StoredCheckpoint(Saved):
 
 
 def complete(folder: Path) -> list[Path]:
-    """Lists the checkpoints in a folder, the newest last."""
+    """Lists the complete checkpoints in a folder, oldest first."""
     return sorted(folder.glob("round_*"))
 
 
 def sweep(folder: Path) -> None:
-    """Removes files left by a process that was killed while it wrote or removed a checkpoint."""
+    """Removes files that a process left when it was killed while writing or removing a checkpoint."""
     for leftover in folder.glob(".round_*"):
         remove_tree(leftover)
 
 
 def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping[str, Any]) -> None:
-    """Writes all files but the arrays, which `staging` has already; arguments are members of `StoredCheckpoint`."""
+    """Writes a checkpoint's files except the arrays into `staging`; arguments are attributes of `StoredCheckpoint`."""
     key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
     (staging / KEY_FILE).touch(mode=0o600)
     (staging / KEY_FILE).write_text(json.dumps(key))
@@ -95,7 +95,7 @@ def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping
 
 
 def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
-    """Reads a checkpoint without its arrays; checks the digest of the arrays only if `with_arrays`.
+    """Reads a checkpoint without its arrays; `with_arrays` decides if the digest of the arrays is checked.
 
     Raises:
       DataError: a file is missing or damaged, or belongs to another round.
@@ -134,9 +134,9 @@ def read_files(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint:
 
 
 def seal(folder: Path, surroundings: Surroundings) -> None:
-    """Replaces a checkpoint by one without key and arrays, in one move; the caller destroys the replaced files.
+    """Replaces a checkpoint atomically by a checkpoint without key and arrays; the caller destroys the old files.
 
-    `surroundings` has the head of the charges after the run was sealed. Errors are as in `read_files`.
+    `surroundings` has the head of the charges that include the line `sealed`. Errors are as in `read_files`.
     """
     stored = read_files(folder, with_arrays=False)
     if stored.run_key is None:
@@ -155,19 +155,19 @@ def seal(folder: Path, surroundings: Surroundings) -> None:
 
 
 def newest(folder: Path, *, with_arrays: bool = True) -> StoredCheckpoint | None:
-    """Reads the newest checkpoint in a folder, as `read_files` does, or returns None if there is none."""
+    """Reads the newest checkpoint in a folder by `read_files`; None without a checkpoint."""
     found = complete(folder)
     return read_files(found[-1], with_arrays=with_arrays) if found else None
 
 
 def newest_of(folder: Path, parts: Sequence[str]) -> list[StoredCheckpoint]:
-    """Reads the newest checkpoint, if any, in each part of a run's folder, without looking at the arrays."""
+    """Reads the newest checkpoint, if any, in each subfolder of a run's folder; arrays are not checked."""
     found = (newest(folder / part, with_arrays=False) for part in parts)
     return [stored for stored in found if stored is not None]
 
 
 def folder_name(round_number: int) -> str:
-    """Returns the name of a round's checkpoint."""
+    """Returns the folder name of a round's checkpoint."""
     return f"round_{round_number:06d}"
 
 

@@ -1,7 +1,7 @@
-"""Collects all spending on an experiment's records: that of its runs, of replaced runs, and of fits of new clients.
+"""Collects all spending on an experiment's records: by its runs, by replaced runs, and by fits of added clients.
 
-A run's own charges have the most that it has spent. Replaced runs and fits are entered into a journal in the
-experiment's folder, the record of earlier releases. Runs and records of the first version are read as they are.
+The spending of a run is in the run's own charges. Replaced runs and fits are entered into a journal in the
+experiment's folder, the record of earlier releases. Records of the first version are read without conversion.
 """
 
 import contextlib
@@ -40,13 +40,13 @@ class Release(NamedTuple):
     """The spending of one run, or of one fit of added clients.
 
     Attributes:
-      ledger: the release's own ledger, with all that may have been spent; None without privacy.
-      non_private: reason why no epsilon holds for this release, whatever the ledger says; None if one holds.
-      run: name of the method, or `PERSONALIZE`.
+      ledger: ledger of all that the release may have spent; None without privacy.
+      non_private: reason why no epsilon holds for the release, even if there is a ledger; None if an epsilon holds.
+      run: name of the method; `PERSONALIZE` for a fit.
       rounds: number of rounds that the ledger covers.
-      run_id: id of the run; empty for fits, and for runs from before runs had ids.
-      head: chain of the last line of the run's own record; empty if unknown.
-      chains: chains of all lines of the run's own record, which tell its copies apart; empty if unknown.
+      run_id: id of the run; empty for fits, and for runs of early versions without ids.
+      head: chain hash of the last line of the run's own record; empty if unknown.
+      chains: chain hashes of all lines of the run's own record, which distinguish its copies; empty if unknown.
     """
 
     ledger: Ledger | None
@@ -59,21 +59,21 @@ class Release(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """The number of rounds and the number of released events; neither ever gets smaller in a run."""
+        """The number of rounds and the number of released events; during a run, neither number decreases."""
         return self.rounds, self.ledger.num_events if self.ledger else 0
 
 
 def release_of(charges: Charges) -> Release:
-    """Returns the release of a run: all that it has spent, by its charges."""
+    """Returns all that a run may have spent, according to its charges, as a release."""
     own, rounds = charges.identity, charges.through_round
     return Release(charges.ledger, own.non_private, own.method, rounds, own.run_id, charges.head, charges.chains)
 
 
 def set_aside(output: Path, folder: Path) -> None:
-    """Removes a run that is to be replaced, after entering the most that it spent into the record of earlier releases.
+    """Removes a run that is to be replaced; before that, enters its spending into the record of earlier releases.
 
     Raises:
-      DataError: the old run's record cannot be read.
+      DataError: the record of the run to be replaced cannot be read.
     """
     # If a command was killed after the entry, the run is found once more.
     on_record = [_line(entry) for entry in _entries(output)]
@@ -84,11 +84,11 @@ def set_aside(output: Path, folder: Path) -> None:
 
 
 def enter(output: Path, release: Release) -> None:
-    """Appends to the record of earlier releases in an experiment's folder; afterwards, the entry outlasts a power cut.
+    """Appends a release to the record of earlier releases in an experiment's folder; the entry outlasts a power cut.
 
     Raises:
       DataError: the record is damaged.
-      OSError: the entry cannot be written; the record is as before.
+      OSError: the release cannot be written; the record is unchanged.
     """
     path = output / EARLIER
     if is_unchained(path):
@@ -98,7 +98,7 @@ def enter(output: Path, release: Release) -> None:
 
 
 def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
-    """Returns the state of the files beside a run's checkpoints, to be kept in the next checkpoint."""
+    """Returns the state of the files beside a run's checkpoints, to be stored in the next checkpoint."""
     return Surroundings(
         charges_head=journal.stored_head(folder / CHARGES_FILE),
         earlier_head=earlier_head(folder.parent),
@@ -107,7 +107,7 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 
 
 def earlier_head(output: Path) -> str:
-    """Reads the head of the record of earlier releases; runs store it, so that a loss of the record is noticed."""
+    """Reads the last chain hash of the record of earlier releases; runs store it to notice lost lines."""
     path = output / EARLIER
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
@@ -115,8 +115,8 @@ def earlier_head(output: Path) -> str:
 def all_releases(output: Path) -> list[Release]:
     """Reads the most that each run, each replaced run and each fit in an experiment's folder has spent.
 
-    The result has each run once, by its most complete record. It has copies of one run separately if they went on in
-    different ways, because each copy has then released something.
+    If there are several records of a run, the most complete record counts. If copies of a run were continued
+    separately, each copy is in the result, because each copy has released something.
 
     Raises:
       DataError: the record of earlier releases, or a run's record, cannot be read.
@@ -128,7 +128,7 @@ def all_releases(output: Path) -> list[Release]:
 
 
 def without_beginnings(records: Sequence[Release]) -> list[Release]:
-    """Returns the records without copies and older states, which another record of the same run contains in full."""
+    """Returns the releases except those that another release of the same run contains in full."""
     kept: list[Release] = []
     for found in records:
         others = [other for other in kept if found.run_id and other.run_id == found.run_id]
@@ -151,7 +151,7 @@ def _has_all_of(one: Release, other: Release) -> bool:
 
 
 def why_without_bound(releases: Sequence[Release]) -> str:
-    """Returns the reason why no epsilon holds for these releases together; empty if one holds."""
+    """Returns the reason why no epsilon holds for all the releases together; empty if an epsilon holds."""
     for release in releases:
         if release.non_private:
             return f"a run on record ({release.run}) has no bound: {release.non_private}"
@@ -182,7 +182,7 @@ def _entries(output: Path) -> list[Release]:
 
 
 def is_unchained(path: Path) -> bool:
-    """Checks if the record is one of the first version, whose lines are not chained."""
+    """Checks if a record of earlier releases is of the first version, whose lines have no chain hashes."""
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
         first = file.readline()
         return bool(first) and b'"chain"' not in first
@@ -231,14 +231,14 @@ def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
 
 
 def first_version_reason(stored: StoredCheckpoint) -> str | None:
-    """Returns why no privacy is claimed for a run of the first version; None if its checkpoint gives no reason."""
+    """Returns the reason why no privacy is claimed for a run of the first version; None if the checkpoint has none."""
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """Returns a checkpoint for `check_record`: with 0 rounds if it is a search's, which counts silos' runs instead."""
+    """Returns a checkpoint for `check_record`, with 0 rounds for checkpoints of a search, which count runs instead."""
     return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
@@ -246,7 +246,7 @@ def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
     """Checks that a checkpoint, the run's charges and the record of earlier releases belong together and are complete.
 
     Raises:
-      DataError: the files do not belong together; the message names the file that lacks lines.
+      DataError: a file is missing, lacks lines, or belongs to another run; the message names the file.
     """
     kept, path = saved.surroundings, folder / CHARGES_FILE
     if kept is None:
@@ -254,16 +254,16 @@ def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
     _check_earlier(folder.parent, kept.earlier_head)
     if charges is None:
         if kept.charges_head != journal.GENESIS:
-            raise DataError(f"{path} is missing, but a checkpoint of the run knows its lines: restore it from a copy")
+            raise DataError(f"{path} is missing, but a checkpoint refers to its lines: restore it from a copy")
         return
     if kept.charges_head not in charges.chains or saved.round_number > charges.through_round:
-        raise DataError(f"{path} lacks lines that a checkpoint of the run knows: restore it from a copy")
+        raise DataError(f"{path} lacks lines that a checkpoint refers to: restore it from a copy")
     if saved.run_key is not None and saved.run_key.fingerprint() != charges.identity.key_fingerprint:
-        raise DataError(f"{path} is of a run with another key than the checkpoint's: restore both from a copy")
+        raise DataError(f"{path} and the checkpoint are of runs with different keys: restore both from a copy")
 
 
 def check_files(folder: Path, saved: Saved) -> None:
-    """Checks that files beside a checkpoint begin as they did when it was saved.
+    """Checks that files beside a checkpoint still begin with the content at the time when the checkpoint was saved.
 
     Raises:
       DataError: a file begins differently; the message names the file.
@@ -275,4 +275,4 @@ def check_files(folder: Path, saved: Saved) -> None:
 def _check_earlier(output: Path, head: str) -> None:
     path = output / EARLIER
     if head != journal.GENESIS and (is_unchained(path) or not journal.read(path).has_been_at(head)):
-        raise DataError(f"{path} is missing, or lacks lines that a run in the folder knows: restore it from a copy")
+        raise DataError(f"{path} is missing, or lacks lines that a run in the folder refers to: restore it from a copy")

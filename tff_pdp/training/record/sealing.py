@@ -1,11 +1,11 @@
-"""Seals a run: destroys its key and its states, and keeps its ledger and its results.
+"""Seals runs: destroys a run's key and states, and retains its ledger and results.
 
-Anyone who has a run's folder with its key can draw the noise again and subtract it. States of users carry no noise at
-all, and server states hold the seeds of the noise. A run that is done and exported does not need any of these.
+Anyone who has a run's key can generate its noise again and subtract the noise. Users' states contain no noise at all,
+and server states contain the seeds of the noise. A finished and exported run needs neither key nor states.
 
-The order of the steps makes a kill at any point harmless. The charges say `sealed` first, so that no command goes on
-with the run; then the newest checkpoint is replaced by one without key and arrays; then files are destroyed. Sealing
-again completes an interrupted sealing.
+The order of the steps makes a kill at any point harmless. The charges state `sealed` first, so that no command
+continues the run; then the newest checkpoint is replaced by a checkpoint without key and arrays; then files are
+destroyed. Sealing the run again completes an interrupted sealing.
 """
 
 import dataclasses
@@ -34,12 +34,12 @@ from tff_pdp.training.record.releases import (
 
 
 class Sealed(NamedTuple):
-    """Number and size of the files that a sealing destroyed.
+    """The number and the total size of the files that a sealing destroyed.
 
     Attributes:
       folder: folder of the run.
-      num_files: number of files that this sealing destroyed; 0 if all had been destroyed before.
-      num_bytes: size of these files together.
+      num_files: number of destroyed files; 0 if an earlier sealing had destroyed all files.
+      num_bytes: total size of the destroyed files.
     """
 
     folder: Path
@@ -48,10 +48,10 @@ class Sealed(NamedTuple):
 
 
 def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> bool:
-    """Makes the checks that `seal_run` begins with, and changes nothing; arguments and errors as in `seal_run`.
+    """Checks that `seal_run` can seal a run; changes nothing. Arguments and errors are as in `seal_run`.
 
     Returns:
-      Whether the run has been run to its end.
+      Whether the run has finished all planned rounds.
     """
     _check_links(folder)
     charges = read_charges(folder)
@@ -69,7 +69,7 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
     if not is_finished and not is_unfinished_too:
         raise ConfigError(
             f"{folder} has not been run to its end ({done} of {planned_rounds or 'the planned'} rounds): finish it "
-            "with --resume, or give --unfinished, after which it can never be resumed"
+            "with --resume, or give --unfinished, after which the run can never be resumed"
         )
     return is_finished
 
@@ -77,20 +77,20 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
 def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: bool = False) -> Sealed:
     """Destroys the key and the states of one run, or completes a sealing that was interrupted.
 
-    Guarantee: when this returns, no file of the run's folder holds the key, a seed of noise, or a client's state. The
-      run's record stays as it was.
+    Guarantee: when this function returns, no file in the run's folder contains the key, a seed of noise, or a client's
+      state. Spending on record is unchanged.
     Assumes: as in `tff_pdp.files.overwrite_and_remove`; nobody has copied the folder.
 
     Args:
       folder: folder of the run.
-      planned_rounds: planned number of rounds, for runs of the first version, whose records do not say if they ended.
-      is_unfinished_too: whether to seal a run that has not been run to its end, which then can never be finished.
+      planned_rounds: planned number of rounds; needed for runs of the first version, which do not record their end.
+      is_unfinished_too: whether to seal an unfinished run, too, although the run can then never be finished.
 
     Raises:
-      ConfigError: the run has not been run to its end, the folder has no run, or the folder or a part of it is a link;
-        nothing was changed.
+      ConfigError: the run is unfinished, the folder has no run, or the folder or a part of it is a link. Nothing was
+        changed.
       DataError: a file of the run's record is damaged, or another process writes to the folder; nothing was changed.
-      OSError: a file cannot be written or removed; seal again to go on.
+      OSError: a file cannot be written or removed; sealing again continues from there.
     """
     with only_writer(folder):
         is_finished = check_can_be_sealed(folder, planned_rounds, is_unfinished_too=is_unfinished_too)
@@ -106,7 +106,7 @@ def seal_run(folder: Path, planned_rounds: int | None, *, is_unfinished_too: boo
 
 
 def unsealed_files(folder: Path) -> Iterator[Path]:
-    """Yields the files of a run that hold its key, seeds or states, including files that killed commands left.
+    """Yields the files of a run that contain its key, seeds or states, including files that killed commands left.
 
     A sealed run has no such files, unless a kill interrupted the sealing.
     """

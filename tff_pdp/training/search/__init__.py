@@ -1,5 +1,5 @@
 """Searches hyper-parameters privately.
 
-runs: the pivot run, repetitions, the state of a search
-tune: the whole search, in order: charge, pivot run, repetitions, selection; and its cost
+runs: the pivot run, the silos' repetitions, and the state of a search
+tune: the whole search, in the order charge, pivot run, repetitions, selection; and the cost of the search
 """

@@ -1,11 +1,11 @@
 """Runs a search for hyper-parameters: the pivot run of all silos together, and each silo's own repetitions.
 
-In a deployment the repetitions run inside each silo. The simulation computes the repetitions of all silos together, but
-every silo draws its own number of repetitions and its own candidates, and what a repetition would send to the server is
-discarded.
+In a deployment, each silo runs its repetitions locally. The simulation computes the repetitions of all silos together,
+but every silo draws a separate number of repetitions and separate candidates. Messages from a repetition to the server
+are discarded.
 
-`SearchState` is the progress of a search. It holds values that a silo would keep for itself, and is saved like a
-checkpoint.
+`SearchState` is the progress of a search, saved like a checkpoint. Some of its values would never leave a silo in a
+deployment.
 """
 
 import collections
@@ -31,10 +31,10 @@ from tff_pdp.training.run_folder import FILES_BESIDE
 
 
 class Pivot(NamedTuple):
-    """The results of the pivot run; each silo knows its own client state and the server's messages.
+    """The results of the pivot run; in a deployment, a silo knows its client state and the server's messages.
 
     Attributes:
-      server_states: server states before the first round and after each round, from which the server's messages follow.
+      server_states: server states before the first round and after each round; the server's messages follow from them.
       client_states: state of every silo, in the order of the client dataset.
     """
 
@@ -43,7 +43,7 @@ class Pivot(NamedTuple):
 
 
 def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int]:
-    """Draws each silo's number of runs, which is secret and depends on the run key alone, not on data."""
+    """Draws each silo's number of runs, which is secret and depends only on the run key, not on data."""
     return [
         search.draw_number_of_runs(run_key.generator("number of runs", client_id))
         for client_id in method.clients.client_ids
@@ -51,16 +51,16 @@ def numbers_of_runs(method: Method, search: Search, run_key: RunKey) -> list[int
 
 
 def candidate_of(search: Search, run_key: RunKey, client_id: str, run: int) -> Mapping[str, float]:
-    """Draws the candidate of one silo in one run: a value for each hyper-parameter, by name."""
+    """Draws the candidate of one silo in one run: values of hyper-parameters, by name."""
     return search.draw_candidate(run, run_key.generator("hyperparameters", client_id, run))
 
 
 def run_pivot(method: Method, search: Search, first: Checkpoint, data: ClientValues, rounds: Iterable[int]) -> Pivot:
-    """Trains with the method's own hyper-parameters, unless the method releases nothing. Needs an engine.
+    """Trains with the method's configured hyper-parameters, unless the method releases nothing. Needs an engine.
 
-    If a search is resumed, the pivot run is repeated: with the same key, it releases nothing new. `first` is the state
-    before the first round, whose ledger has been charged already; `rounds` are round numbers in order, from 1; other
-    arguments are as in `repeat`.
+    A resumed search repeats the pivot run, which releases nothing new, because the key is the same. `first` is the
+    state before the first round; its ledger is charged already. `rounds` are the round numbers, ascending from 1. The
+    other arguments are as in `repeat`.
     """
     if not search.has_pivot:
         return Pivot([first.server_state] * (method.plan.rounds + 1), first.client_states)
@@ -83,9 +83,9 @@ def repeat(
     places: Sequence[int],
     data: ClientValues,
 ) -> Sequence[Any]:
-    """Trains some silos anew, each with its candidate of this run, against the server's messages of the pivot run.
+    """Makes one repetition for some silos: trains each silo with its candidate of that run. Needs an engine.
 
-    Needs an engine.
+    Silos begin with the state `first_client_state`, and receive the server's messages of the pivot run.
 
     Args:
       method: the method that trains.
@@ -94,11 +94,11 @@ def repeat(
       first_client_state: state of any silo before its first round.
       run_key: the run's secret.
       run: number of the repetition, from 1.
-      places: places of these silos among all silos.
+      places: positions of the silos to train among all silos.
       data: every client's training examples.
 
     Returns:
-      The states of these silos after the last round.
+      The states of the trained silos after the last round, in the order of `places`.
     """
     candidates = [candidate_of(search, run_key, client_id, run) for client_id in method.clients.client_ids]
     searched = {
@@ -126,7 +126,7 @@ def noisy_scores(
 ) -> list[float]:
     """Scores some silos' models on their own validation examples, with noise. Needs an engine.
 
-    Args are as in `repeat`; `states` are the result of `repeat`; `validation` has every client's validation examples.
+    Arguments are as in `repeat`; `states` is the result of `repeat`; `validation` has all clients' validation examples.
     """
     personal = method.process.personalise(pivot.server_states[-1], states)
     scores = []
@@ -149,8 +149,8 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
       weights: weights of the model.
       x: float32 `[n, *input_shape]`; n may be 0.
       y: labels, `[n]`.
-      bound: 1 for a classifier, whose score is 1 for a correct answer. The score of a regression is minus the squared
-        error, clipped to this bound.
+      bound: bound on scores. For a classifier, 1: the score is 1 for a correct answer, else 0. For a regression, the
+        score is minus the squared error, clipped to the bound.
     """
     if not len(y):
         return np.zeros(0)
@@ -164,12 +164,12 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class Best:
-    """A silo's best run so far. Nothing of its other runs is kept.
+    """A silo's best run so far; results of its other runs are discarded.
 
     Attributes:
-      client_state: the silo's state after that run; None before the first run.
-      score: noisy score of that run; minus infinity before the first run.
-      run: number of that run, from 1; 0 before the first run.
+      client_state: the silo's state after its best run; None before the first run.
+      score: noisy score of the best run; minus infinity before the first run.
+      run: number of the best run, from 1; 0 before the first run.
     """
 
     client_state: Any = None
@@ -179,12 +179,12 @@ class Best:
 
 @dataclasses.dataclass(frozen=True)
 class SearchState:
-    """A search between two of its runs.
+    """The progress of a search after some of its runs.
 
     Attributes:
-      first: the state before the first round, with the key, and with a ledger that has been charged for the search.
+      first: the state before the first round, with the run key and a ledger that is charged for the whole search.
       best: best run of each silo, in the order of `first.client_ids`.
-      runs_done: number of runs that each silo has finished; silos that make fewer runs have finished all their runs.
+      runs_done: number of finished runs of each silo; a silo with a smaller number of runs has finished all its runs.
     """
 
     first: Checkpoint
@@ -193,7 +193,7 @@ class SearchState:
 
 
 def save(folder: Path, state: SearchState) -> None:
-    """Writes the state to a folder that only its owner can list, because the number of runs is a secret."""
+    """Writes a search's state to a folder that only the owner can list, because the number of runs is secret."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     content = dataclasses.replace(
         state.first,
@@ -214,9 +214,9 @@ def save(folder: Path, state: SearchState) -> None:
 
 
 def load(folder: Path, first: Checkpoint) -> SearchState | None:
-    """Reads the newest state in a folder of checkpoints, or returns None if there is none.
+    """Reads the newest state of a search from a folder of checkpoints; None without a checkpoint.
 
-    `first` is a state before the first round, whose key and ledger are replaced by the search's own.
+    `first` is a state before the first round; the result has the stored key and ledger in place of those in `first`.
 
     Raises:
       DataError: the state cannot be read.

@@ -1,7 +1,7 @@
-"""Runs a private search for hyper-parameters, in this order: charge, pivot run, repetitions, result.
+"""Runs a private search for hyper-parameters, in the order charge, pivot run, repetitions, selection.
 
-The result is a trained method like any other, with the model that each silo selected, and a ledger that has the cost of
-the search. `search_costs` compares this cost with the costs of two alternatives.
+The result is a trained method with the model that each silo selected, and a ledger with the cost of the search.
+`search_costs` compares this cost with the costs of two alternatives: no search, and a search of every candidate.
 """
 
 import dataclasses
@@ -53,12 +53,12 @@ from tff_pdp.training.spending import Choices, arithmetic_here, close_run, open_
 
 @dataclasses.dataclass(frozen=True)
 class SearchCosts:
-    """Epsilons of one silo, all at its budget's delta and with the noise of its search.
+    """Epsilons of one silo's search and of two alternatives, all at the budget's delta and with the search's noise.
 
     Attributes:
       total: epsilon of everything on record: the statistics released before training, the pivot run and the search.
-      untuned: epsilon of one training with hyper-parameters chosen in advance; None if numbers of examples are noised:
-        the noise then depends on the noised numbers, and the only bound is the budget, which `total` then is.
+      untuned: epsilon of one training with hyper-parameters chosen in advance. None if numbers of examples are noised:
+        the training noise then depends on the noised numbers, and only the budget, equal to `total`, is a bound.
       fixed_grid: epsilon of a search that tries every candidate once; None if `untuned` is None.
     """
 
@@ -68,7 +68,7 @@ class SearchCosts:
 
 
 def search_costs(plan: PrivacyPlan, search: Search, ledger: Ledger) -> dict[str, SearchCosts]:
-    """Computes the costs of a plan's search to each silo, by client id, from the ledger after `plan.charge_search`."""
+    """Computes each silo's costs of a search, by client id; `ledger` must have been charged by `plan.charge_search`."""
     return {client_id: _costs(plan, search, ledger, client_id) for client_id in plan.budgets}
 
 
@@ -94,15 +94,15 @@ def _costs(plan: PrivacyPlan, search: Search, ledger: Ledger, client_id: str) ->
 
 @dataclasses.dataclass(frozen=True)
 class TunedMethod:
-    """A finished search.
+    """The result of a finished search.
 
     Attributes:
       method: the method.
       search: the method's search.
       state: final state of the method, with the client states that silos selected.
       selected: for each client id, `hparams` (values by name) and `noisy_score` (None if the silo made no run).
-      costs: costs of each silo, by client id; empty if no privacy is claimed.
-      claim: claim for the selected models.
+      costs: costs of the search to each silo, by client id; empty if no privacy is claimed.
+      claim: privacy claim for the selected models.
       claim_reason: reason why the claim is no stronger.
     """
 
@@ -120,15 +120,15 @@ def tune(
 ) -> TunedMethod:
     """Searches hyper-parameters of one method of an experiment, with the settings `tuning.search`.
 
-    Guarantee: everything that leaves silo k, its selected model, hyper-parameters and noisy score included, is
-      (epsilon_k, delta_k)-DP for one example of its training or validation split, with the ledger's epsilon_k at most
+    Guarantee: everything that leaves silo k, including its selected model, hyper-parameters and noisy score, is
+      (epsilon_k, delta_k)-DP for one example of its training or validation split. The ledger's epsilon_k is at most
       the budget. The ledger is charged for the whole search, and stored with the key, before anything is trained.
     Assumes: as in `privacy.plans.plan.PrivacyPlan` and `privacy.plans.search.Search`. Here all silos are simulated in
-      one process. The duration of the search, the folder `search` while it runs, and the run key reveal how often silos
-      repeated: in a deployment, all three would stay in the silo.
+      one process. The duration of the search, the folder `search` during the search, and the run key reveal the
+      silos' numbers of repetitions; in a deployment, all three would stay in the silo.
 
-    A search that was stopped and resumed ends with the same bits: the pivot run is made again from its key, which
-    releases nothing new, and every silo continues from the best of its finished runs.
+    A resumed search ends with the same bits as an uninterrupted search: the pivot run is repeated with the same key,
+    which releases nothing new, and every silo continues from the best of its finished runs.
 
     Args:
       config: the experiment.
@@ -181,7 +181,7 @@ def tune(
 
 
 def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]:
-    """Summarises a finished search for `tff-pdp tune`, as plain data: each silo's selection, and ranges of costs."""
+    """Summarises a finished search for `tff-pdp tune`, as plain data: selections of silos, and ranges of costs."""
     name = tuned.method.algorithm.name
     costs = {
         field.name: [cost for silo in tuned.costs.values() if (cost := getattr(silo, field.name)) is not None]
@@ -202,7 +202,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
 
 
 def tune_text(summary: Mapping[str, Any]) -> str:
-    """Formats the summary as text, without each silo's selection."""
+    """Formats the result of `tune_summary` as text, without the silos' selections."""
     count = summary["candidates"]
     words = {
         "total": "epsilon spent, the search included",
