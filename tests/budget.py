@@ -10,6 +10,7 @@ contract. The heaviest begin, so that both workers are busy to the end.
 import ast
 import os
 import statistics
+import sys
 import time
 import tomllib
 from collections import defaultdict
@@ -144,6 +145,7 @@ class _Count:
         self._tests: dict[str, float] = {}
         self._current, self._before = START, 0.0
         self._lines: list[str] = []
+        self._failed: list[str] = []
 
     def pytest_collection_modifyitems(self, items):
         if not hasattr(self._config, "workerinput"):
@@ -210,7 +212,12 @@ class _Count:
         if mode == "write" and tier:
             FILE.write_text(written(tier, budget, reference, self._groups, whole))
         if mode == "enforce" and beyond and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            session.exitstatus, self._failed = pytest.ExitCode.TESTS_FAILED, beyond
+
+    def pytest_unconfigure(self):
+        # The last lines of a log have to say why a run failed whose tests all passed.
+        if self._failed:
+            print(f"more CPU seconds than {FILE.name} allows: {', '.join(self._failed)}", file=sys.stderr)
 
 
 def _seconds_of_finished() -> float:
