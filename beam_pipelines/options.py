@@ -118,10 +118,9 @@ class SourceSettings(Settings):
       num_shards: number of output files.
       seed: seed of the splits, and of all other random choices while the data are prepared.
       max_bad_fraction: largest allowed share of unusable examples; if more are unusable, the data are not prepared.
-      record_set: name of the set of records, needed if the records' content cannot show that two sets are the same:
-        one name for all clients, or a mapping from client to name. Runs on records of the same name are counted
-        together, even if the records were prepared in different forms. Records of different names count as different,
-        even if ids of users or silos are equal.
+      record_set: name for the records' source: one name for all clients, or a mapping from client to name. Set it if
+        the records' content cannot show that two data sets have the same records. Records of the same name count as
+        the same, even in different forms. Records of different names count as different, even if ids are equal.
     """
 
     kind: Name

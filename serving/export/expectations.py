@@ -68,10 +68,10 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns requests to a published version and its answers, for the global model (id "") and some clients, by id.
+    """Returns requests and a published version's answers by client id, for some clients and the global model ("").
 
-    A new version made from the published version must give these answers. The `models` must give them, too: if the
-    program or configuration has changed since the export, a new version would change all clients' answers.
+    A new version made from the published one must give the same answers, as must `models`. Otherwise the program or
+    configuration has changed since the export, and a new version would change all clients' answers.
 
     Raises:
       ServingError: the version does not load, or answers differently from `models`, which were read from it.

@@ -194,7 +194,7 @@ def check_attributes(meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
         if op == "InitializeTableFromTextFileV2":
             columns = {attributes.get(name, _NO_VALUE).i for name in ("key_index", "value_index")}
             if not columns <= _WHOLE_LINES:
-                raise ServingError(f"{owner} reads columns of an asset; only whole lines and their numbers are served")
+                raise ServingError(f"{owner} reads columns of an asset; it may read only whole lines or line numbers")
 
 
 def _owners(meta_graph: meta_graph_pb2.MetaGraphDef) -> Iterator[tuple[str, str, Attributes]]:

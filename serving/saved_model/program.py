@@ -112,7 +112,7 @@ class Program:
     def origins(self, scope: str, reference: str) -> list[Origin]:
         """Returns the possible sources of a string tensor, traced back through identities, variables and calls.
 
-        The tensor is the input `reference` of a node in the function `scope` (`GRAPH` for the graph itself).
+        `reference` is an input of a node in the function `scope` (`GRAPH` for the main graph).
         """
         string_assignments = [
             (place, node.input[1])

@@ -68,7 +68,7 @@ class Method:
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """Returns the examples for rounds: for silos, all values at once; for users, a reader that selects cohorts."""
+        """Returns the examples for rounds: all values for silos, or a reader that selects cohorts for users."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(

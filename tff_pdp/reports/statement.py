@@ -66,7 +66,7 @@ class Statement:
 
     Attributes:
       claim: weakest claim of the exported methods, or of all methods if none was exported; `none` if any of these
-        methods was trained without noise: the claim must hold for every reader.
+        methods was trained without noise.
       claim_reason: reason for the claim, as a sentence.
       facts: facts that the statement was built from.
       composed: privacy cost of all compared methods together.

@@ -32,7 +32,7 @@ def masked_names(body: Weights, sparse_layers: int) -> list[str]:
 
 
 def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Weights:
-    """Returns masks by name: ones for each tensor's largest weights (a share of `sparsity`), zeros for the rest.
+    """Returns masks by name: ones at each tensor's largest weights, zeros elsewhere.
 
     Weights as large as the smallest kept weight are all kept. Tensors that are not in `names` have ones everywhere.
 

@@ -261,7 +261,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         )
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: TreeState) -> tuple[Any, Any, Any]:
-        """Returns the noised sum, float32, the state after it, and an empty event: trees are charged as a whole."""
+        """Returns the noised sum (float32), the next state and an empty event: the plan charges whole trees."""
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:
@@ -303,7 +303,7 @@ _OWN_WEIGHTS = (0.625, 0.5625, 0.5)
 def build_query(
     noise: UserNoise, num_values: int, mechanism: UserMechanism, seeds: Any, generator: Generator = "philox"
 ) -> tensorflow_privacy.DPQuery:
-    """Builds the query of a mechanism, for records of `num_values` values; `seeds` are int64 `[2, 2]`, secret.
+    """Builds a mechanism's query for records of `num_values` values; the secret `seeds` are int64 `[2, 2]`.
 
     Raises:
       BudgetError: as in `AdaptiveClip.sum_noise_multiplier`.

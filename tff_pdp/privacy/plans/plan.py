@@ -306,7 +306,7 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def charges(self, scope: str, round_number: int) -> Sequence[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists a scope's releases in a round, each as event, count and purpose."""
+        """Lists a scope's releases in a round, as (event, count, purpose)."""
 
     @abc.abstractmethod
     def training_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:

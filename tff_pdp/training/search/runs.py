@@ -83,9 +83,9 @@ def repeat(
     places: Sequence[int],
     data: ClientValues,
 ) -> Sequence[Any]:
-    """Makes one repetition for some silos: trains each silo with its candidate of that run. Needs an engine.
+    """Trains some silos once more, each with the candidate it drew for repetition `run`. Needs an engine.
 
-    Silos begin with the state `first_client_state`, and receive the server's messages of the pivot run.
+    Silos start in `first_client_state` and receive the messages the server sent in the pivot run.
 
     Args:
       method: the method that trains.
