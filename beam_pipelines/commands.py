@@ -86,7 +86,7 @@ class Femnist(_ImageJob):
 class Nist(_ImageJob):
     """NIST SD19 PNG files -> client dataset.
 
-    Joins NIST SD19's two folders, sorted by writer and by class, as LEAF does. Each writer becomes a client.
+    Joins NIST SD19's folder by writer with its folder by class, as LEAF does. Each writer becomes a client.
 
       %(prog)s --input data/raw --output data/clients
 

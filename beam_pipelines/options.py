@@ -101,15 +101,15 @@ GENERATED = "generated"
 
 
 class SourceSettings(Settings):
-    """Settings of where examples come from and how they become a client dataset; each kind of raw data adds fields.
+    """Settings of the source of examples, and of the way to a client dataset; each kind of raw data adds fields.
 
     Attributes:
       kind: kind of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
       input: file or folder of the raw data, as the kind requires.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
       num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
-      validation_fraction: share of each client's examples for choosing settings; where the source has its own test
-        examples, share of the remaining examples.
+      validation_fraction: share of each client's examples for choosing settings; the source's own test examples do
+        not count.
       test_fraction: share of each client's examples for the final figures only; not used where the source has test
         examples of its own.
       exact_split: make the shares exact for each client (rounded up to whole examples); by default, shares are exact
@@ -119,8 +119,8 @@ class SourceSettings(Settings):
       seed: seed of the splits, and of all other random choices while the data are prepared.
       max_bad_fraction: largest allowed share of unusable examples; if more are unusable, the data are not prepared.
       record_set: name for the records' source: one name for all clients, or a mapping from client to name. Set it if
-        the records' content cannot show that two data sets have the same records. Records of the same name count as
-        the same, even in different forms. Records of different names count as different, even if ids are equal.
+        content cannot show that two data sets have the same records. The same name declares records to be the same,
+        in whatever form. Different names declare them to be different, even if ids are equal.
     """
 
     kind: Name

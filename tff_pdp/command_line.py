@@ -66,7 +66,7 @@ class Command(Settings):
 
     A field whose type is another `Settings` class, or a dataclass, adds the options of that class. A field whose type
     is a union of tagged classes is an option that chooses one of the classes. Fields with the same name share one
-    option. Its description comes from the command's own field, else from the first. A boolean field is a flag,
+    option, which the command's own field describes, else the first. A boolean field is a flag,
     named `--no-...` if the default is true. A tuple field takes several words, and may be repeated.
 
     Attributes:

@@ -68,10 +68,10 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns requests and a published version's answers by client id, for some clients and the global model ("").
+    """Returns requests to a version, with its answers, by client id: some clients, and the global model ("").
 
-    A new version made from the published one must give the same answers, as must `models`. Otherwise the program or
-    configuration has changed since the export, and a new version would change all clients' answers.
+    `models` and a new version made from this one must give the same answers. Otherwise the program or configuration
+    has changed since the export, and a new version would change all clients' answers.
 
     Raises:
       ServingError: the version does not load, or answers differently from `models`, which were read from it.

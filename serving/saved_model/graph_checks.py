@@ -223,7 +223,7 @@ def _check_value(owner: str, name: str, value: attr_value_pb2.AttrValue) -> None
 
 def _check_constant(owner: str, tensor: tensor_pb2.TensorProto) -> None:
     if tensor.dtype in (types_pb2.DT_RESOURCE, types_pb2.DT_VARIANT):
-        raise ServingError(f"{owner} holds a constant that is a reference to something else")
+        raise ServingError(f"{owner} holds a constant of type resource or variant")
     sizes = [dimension.size for dimension in tensor.tensor_shape.dim]
     if min(sizes, default=0) < 0 or math.prod(sizes) > MAX_CONSTANT_ELEMENTS:
         raise ServingError(f"{owner} holds a constant of shape {sizes[:8]}, which is negative or too large")

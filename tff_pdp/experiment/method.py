@@ -68,7 +68,7 @@ class Method:
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """Returns the examples for rounds: all values for silos, or a reader that selects cohorts for users."""
+        """Returns a split's examples: for silos all values, for users a reader that selects cohorts."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(

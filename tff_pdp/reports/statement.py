@@ -65,7 +65,7 @@ class Statement:
     """The privacy statement of an experiment.
 
     Attributes:
-      claim: weakest claim of the exported methods, or of all methods if none was exported; `none` if any of these
+      claim: weakest claim of the exported methods (of all, if no method was exported); `none` if any of these
         methods was trained without noise.
       claim_reason: reason for the claim, as a sentence.
       facts: facts that the statement was built from.

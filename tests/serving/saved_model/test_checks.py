@@ -229,7 +229,7 @@ def a_table_of_a_far_column(meta_graph):
 
 def a_constant_that_refers_to_a_resource(meta_graph):
     node_of(meta_graph, "Const").attr["value"].tensor.dtype = types_pb2.DT_RESOURCE
-    return "a reference to something else"
+    return "a constant of type resource or variant"
 
 
 def a_list_of_less_than_nothing(meta_graph):

@@ -261,7 +261,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         )
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: TreeState) -> tuple[Any, Any, Any]:
-        """Returns the noised sum (float32), the next state and an empty event: the plan charges whole trees."""
+        """Returns the noised float32 sum, the next state and an empty event, as plans charge whole trees."""
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:

@@ -94,7 +94,7 @@ def repeat(
       first_client_state: state of any silo before its first round.
       run_key: the run's secret.
       run: number of the repetition, from 1.
-      places: positions of the silos to train among all silos.
+      places: positions among all silos of those to train.
       data: every client's training examples.
 
     Returns:
