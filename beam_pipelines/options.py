@@ -118,9 +118,10 @@ class SourceSettings(Settings):
       num_shards: number of output files.
       seed: seed of the splits, and of all other random choices while the data are prepared.
       max_bad_fraction: largest allowed share of unusable examples; if more are unusable, the data are not prepared.
-      record_set: name for the records' source: one name for all clients, or a mapping from client to name. Set it if
-        content cannot show that two data sets have the same records. The same name declares records to be the same,
-        in whatever form. Different names declare them to be different, even if ids are equal.
+      record_set: name of the set of records that the examples come from: one name for all clients, or a mapping from
+        client to name. Two runs with the same name count as runs on the same records, even if the records were prepared
+        in different forms. Two runs with different names count as runs on different records, even if the clients' ids
+        are equal. Without a name, the content of the prepared examples decides.
     """
 
     kind: Name

@@ -66,8 +66,9 @@ class Command(Settings):
 
     A field whose type is another `Settings` class, or a dataclass, adds the options of that class. A field whose type
     is a union of tagged classes is an option that chooses one of the classes. Fields with the same name share one
-    option, which the command's own field describes, else the first. A boolean field is a flag,
-    named `--no-...` if the default is true. A tuple field takes several words, and may be repeated.
+    option. The field of the command itself describes the option; if there is none, the first of the fields with that
+    name does. A boolean field is a flag, named `--no-...` if the default is true. A tuple field takes several words,
+    and may be repeated.
 
     Attributes:
       exactly_one: groups of fields of which exactly one must be given.

@@ -68,7 +68,9 @@ def build_expectations(
 
 
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
-    """Returns requests to a version, with its answers, by client id: some clients, and the global model ("").
+    """Returns requests to a version and the version's answers to them, by client id; the global model has the id "".
+
+    The requests are for the global model and for some of the clients.
 
     `models` and a new version made from this one must give the same answers. Otherwise the program or configuration
     has changed since the export, and a new version would change all clients' answers.

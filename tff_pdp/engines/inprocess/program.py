@@ -42,9 +42,9 @@ class Statement:
     """One named call.
 
     Attributes:
-      name: name of the call's value.
-      value: the call, as a building block of TFF.
-      value_type: type of the call's value, without placement.
+      name: name of the call's result.
+      value: the call, a building block of TFF.
+      value_type: type of the result, without placement.
       uses: names that the call refers to.
     """
 
