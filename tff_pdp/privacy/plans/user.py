@@ -367,7 +367,7 @@ def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPla
         )
     if not isinstance(noise, FixedClip) and (training.noise_on_own_support or training.total_weight is not None):
         raise ConfigError(
-            "privacy.user_noise: use kind fixed_clip, because with this method or weighting each user clips its own update"
+            "privacy.user_noise: use kind fixed_clip; with this method or weighting each user clips its own update"
         )
     # Cohorts are drawn with the float64 that is accounted for.
     sampling_rate = settings.users_per_round / population
