@@ -71,7 +71,7 @@ def test_a_changed_byte_of_the_manifest_or_of_its_checksum_is_refused(copy):
             changed = bytearray(content)
             changed[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
             path.write_bytes(changed)
-            with pytest.raises(DataError, match=r"manifest\.json: damaged, or _SUCCESS"):
+            with pytest.raises(DataError, match=r"manifest\.json: does not match the sha256 in _SUCCESS"):
                 ClientDataset.open(copy)
         path.write_bytes(content)
     manifest.write_bytes(b"")

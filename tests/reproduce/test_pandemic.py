@@ -89,7 +89,7 @@ def test_made_up_data_need_no_folder(monkeypatch):
     # Other modules make other data.
     monkeypatch.setattr(beam_pipelines, "__file__", __file__)
     assert digest_of_data(MADE_UP, made_up) != before
-    with pytest.raises(DataError, match="holds contacts"):
+    with pytest.raises(DataError, match="contains contacts"):
         find_input(INPUTS["contacts"], None)
 
 

@@ -129,7 +129,7 @@ def test_a_key_that_is_no_text_or_missing_is_named(tmp_path):
         ClientIdHash.load(path)
     with pytest.raises(ServingError, match="cannot be written"):
         ClientIdHash.load_or_create(tmp_path / "absent" / "client_id.key")
-    with pytest.raises(ServingError, match="32 bytes, not 5"):
+    with pytest.raises(ServingError, match="32 bytes; it has 5"):
         ClientIdHash(b"short")
 
 

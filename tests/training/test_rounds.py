@@ -99,7 +99,7 @@ def test_selection_is_charged_in_its_rounds(experiment):
             {"ditto": {"prox_weight": "auto"}},
             "algorithms.ditto.prox_weight must be a number of at least 0, not 'auto'$",
         ),
-        ({"mocha": {"client_index": 3}}, "^algorithms.mocha.client_index cannot be set: "),
+        ({"mocha": {"client_index": 3}}, "^algorithms.mocha.client_index cannot be set, because "),
         ({"mr_mtl": {"local_steps": "epochs"}}, "or epochs, such as '5 epochs', not 'epochs'"),
         ({"ifca": {"rounds": 3}}, "unknown key algorithms.ifca.rounds;"),
     ],

@@ -129,7 +129,7 @@ def test_fixed_events_are_paid_by_more_noise():
 def test_impossible_budgets_say_why():
     with pytest.raises(BudgetError, match="fixed"):
         calibrate_noise_multiplier(1.0, 1e-5, 0.1, 10, [dp_accounting.GaussianDpEvent(1.0)])
-    with pytest.raises(BudgetError, match="must be positive"):
+    with pytest.raises(BudgetError, match="must be above 0"):
         calibrate_noise_multiplier(0.0, 1e-5, 0.1, 10)
 
 

@@ -50,7 +50,7 @@ def test_a_yaml_file_keeps_names_as_written(tmp_path):
         ("b.csv", "silo,epsilon\na,\n", r"line 2: a: epsilon must be a number above 0, not ''"),
         ("b.csv", "silo,epsilon,delta\na,1,1\n", r"line 2: a: delta must be a number above 0 and below 1.*, not 1\.0"),
         ("b.csv", 'silo,epsilon\n"a,1\n', r"b\.csv, line 2: not valid CSV"),
-        ("b.csv", b"silo,epsilon\n\xff,1\n", r"b\.csv: no UTF-8 text \(byte 13\)"),
+        ("b.csv", b"silo,epsilon\n\xff,1\n", r"b\.csv: not UTF-8 text \(error at byte 13\)"),
         ("b.yaml", "", r"b\.yaml: the file must be a mapping"),
         ("b.yaml", "- 1\n", r"b\.yaml: the file must be a mapping"),
         ("b.yaml", "a: 1\nb: [\n", r"b\.yaml: not valid YAML"),

@@ -324,7 +324,7 @@ def test_impossible_budgets():
     runs = NumberOfRuns(5, GEOMETRIC)
     with pytest.raises(BudgetError, match="fixed"):
         calibrate_repeated_runs(0.5, DELTA, 1.0, 1, runs, run_events=[dp_accounting.GaussianDpEvent(2.0)])
-    with pytest.raises(BudgetError, match="must be positive"):
+    with pytest.raises(BudgetError, match="must be above 0"):
         calibrate_repeated_runs(0.0, DELTA, 1.0, 1, runs)
 
 

@@ -107,7 +107,7 @@ def test_numbers_below_another_are_alike_over_all_words_that_decide():
     # The two that are left are drawn again.
     assert {Tape(word << 61, 4 << 61).below(6) for word in (6, 7)} == {4}
     for number in (0, -1):
-        with pytest.raises(ValueError, match="no whole number"):
+        with pytest.raises(ValueError, match="must be at least 1"):
             ExactDraws(KEY).below(number)
 
 

@@ -125,7 +125,7 @@ def test_a_query_of_an_adaptive_clip_has_both_noises_and_both_seeds():
 
 @pytest.mark.parametrize("share", [0.1, 0.05])
 def test_too_little_noise_on_the_count_is_refused_with_an_amount_that_is_enough(share):
-    with pytest.raises(BudgetError, match=r"privacy\.user_noise\.count_stddev .* give at least 0\.12$"):
+    with pytest.raises(BudgetError, match=r"privacy\.user_noise\.count_stddev .* set it to at least 0\.12$"):
         AdaptiveClip(count_stddev=share).sum_noise_multiplier(MECHANISM)
     with pytest.raises(BudgetError, match="count_stddev"):
         build_query(AdaptiveClip(count_stddev=share), 3, MECHANISM, SEEDS)

@@ -336,7 +336,7 @@ def test_arguments_that_do_not_fit_the_model_are_refused(exporter, tmp_path):
         (with_stack(bias, stack.astype(np.float64)), "is float64"),
         (with_stack(bias, broken), "'dense_0/bias' of client 'bob' has a value that is not finite"),
         ({"models": dataclasses.replace(models, shared={bias: weights[bias]})}, "both shared and stacked"),
-        (with_rows([1, 2]), "rows are int64"),
+        (with_rows([1, 2]), "rows is int64"),
         ({"models": dataclasses.replace(models, rows=np.array([1, 4, 2], np.int32))}, "'bob' has row 4"),
         ({"models": dataclasses.replace(models, layout="other")}, "no layout"),
         ({"models": dataclasses.replace(models, layout=HYPERNETWORK)}, "needs make_weights, other layouts"),
