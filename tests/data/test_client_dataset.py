@@ -75,7 +75,7 @@ def test_a_changed_byte_of_the_manifest_or_of_its_checksum_is_refused(copy):
                 ClientDataset.open(copy)
         path.write_bytes(content)
     manifest.write_bytes(b"")
-    with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+    with pytest.raises(DataError, match=r"manifest\.json: does not match the sha256 in _SUCCESS"):
         ClientDataset.open(copy)
     manifest.unlink()
     with pytest.raises(DataError, match=r"manifest\.json: No such file"):
