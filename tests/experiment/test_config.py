@@ -147,9 +147,18 @@ def test_values_without_meaning_are_refused_by_name(tmp_path, content, key, valu
             {"privacy.budgets": {"epsilon": 1, "delta": 1e-5}},
             "missing key privacy.budgets.kind: budgets with epsilon are of kind one_for_all",
         ),
-        ({"privacy.budgets": {"silos": {}}}, "missing key privacy.budgets.kind: .* of kind by_silo"),
-        ({"privacy.budgets": {"file": "a.csv"}}, "missing key privacy.budgets.kind: .* of kind from_file"),
-        ({"privacy.budgets": {"distribution": {}}}, "missing key privacy.budgets.kind: .* of kind drawn"),
+        (
+            {"privacy.budgets": {"silos": {}}},
+            "missing key privacy.budgets.kind: budgets with silos are of kind by_silo",
+        ),
+        (
+            {"privacy.budgets": {"file": "a.csv"}},
+            "missing key privacy.budgets.kind: budgets with file are of kind from_file",
+        ),
+        (
+            {"privacy.budgets": {"distribution": {}}},
+            "missing key privacy.budgets.kind: budgets with distribution are of kind drawn",
+        ),
     ],
 )
 def test_keys_of_an_earlier_version_are_named_with_what_replaces_them(tmp_path, content, changes, message):

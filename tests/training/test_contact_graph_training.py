@@ -114,7 +114,10 @@ def test_the_number_of_rows_comes_from_the_data_set_alone(of_contacts):
             },
             r"privacy.feature_scaling.kind must be one of none, public, public_bounds, .*not 'dp_moments'",
         ),
-        ({"algorithms": {"ifca": {}}, "export__algorithm": "ifca"}, r"selects a cluster privately, calibrated"),
+        (
+            {"algorithms": {"ifca": {}}, "export__algorithm": "ifca"},
+            r"selects a cluster privately, calibrated to one row",
+        ),
         ({"privacy__sampler": "paper_shuffled"}, r"unknown key privacy.sampler"),
         (
             {"tuning": {"search": {"algorithm": "mr_mtl", "values": {"prox_weight": [0.1, 1.0]}}}},

@@ -67,7 +67,7 @@ class UserCosts(Settings):
 
     @property
     def is_bare(self) -> bool:
-        """Whether any release had no noise, so that no epsilon holds."""
+        """True if a release had no noise, so that no epsilon holds."""
         return not self.noise_multiplier and (self.num_noised > 0 or not math.isfinite(self.epsilon_spent))
 
 

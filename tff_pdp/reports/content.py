@@ -86,7 +86,7 @@ class Report:
 
     @property
     def are_users(self) -> bool:
-        """Whether the clients are users, and not silos."""
+        """True if the clients are users, false if they are silos."""
         return self.privacy.facts.are_users
 
     @property

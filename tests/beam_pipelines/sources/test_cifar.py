@@ -129,7 +129,8 @@ def test_cifar100_has_its_fine_labels(tmp_path, archived):
     np.testing.assert_array_equal(cifar100.test.x, test)
     assert cifar100.train.y.tolist() == [*range(100)] * 2 and cifar100.test.y.tolist() == [*range(100)]
     assert cifar100.num_classes == 100
-    with pytest.raises(DataError, match=r"no data_batch_\\d\+ in it; data.input must be the python version of CIFAR"):
+    message = r"no data_batch_\\d\+ in it; data.input must be the python version of CIFAR-10$"
+    with pytest.raises(DataError, match=message):
         read_cifar10(str(source))
 
 

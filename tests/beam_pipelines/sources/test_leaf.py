@@ -121,7 +121,8 @@ def test_which_files_belong_together():
 
 def test_folders_that_do_not_fit(write_leaf, tmp_path):
     folder = write_leaf(make_leaf({"a": make_user(0)}), "train/a_train.json")
-    with pytest.raises(DataError, match=r"only train of .* has files; add .*, or set the input to .*raw/train, whose"):
+    message = r"only train of .* has files; add the other's files, or set the input to .*raw/train, whose examples"
+    with pytest.raises(DataError, match=message):
         list_sources(folder)
     assert list_sources(folder / "train") == ("a_train.json",)
     write_leaf(make_leaf({"a": make_user(0)}), "a.json")

@@ -161,7 +161,7 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
 
     Guarantee: `planned_events(settings)`, which are also the result's `events`, cover the result under
     ADD_OR_REMOVE_ONE adjacency for any records: values that are out of bounds or missing do not raise the sensitivity.
-    Where the number of examples is public, the guarantee is conditional on that number. The noise on the number of
+    If the number of examples is public, the guarantee is conditional on that number. The noise on the number of
     examples is discrete Laplace noise, exactly; the noise on moments is Gaussian, and rounded together with the sum
     (`exact_draws`).
     Assumes: the function is called once, and the result is stored; the draws' key is secret and has no other use.

@@ -51,7 +51,7 @@ def check_can_be_sealed(folder: Path, planned_rounds: int | None, *, is_unfinish
     """Checks that `seal_run` can seal a run; changes nothing. Arguments and errors are as in `seal_run`.
 
     Returns:
-      Whether the run has finished all planned rounds.
+      True if the run has finished all planned rounds.
     """
     _check_links(folder)
     charges = read_charges(folder)
