@@ -51,7 +51,7 @@ class RecordLayout:
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Checks that `records`, uint8 `[n, length]`, equal the template except in the three values and the framing."""
+        """Returns whether `records`, uint8 `[n, length]`, equal the template outside of id, x, y and framing."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),

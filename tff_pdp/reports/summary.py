@@ -58,9 +58,9 @@ def mean_over_silos(values: Iterable[float]) -> float:
 def mean_over_examples(values: Sequence[float], num_examples: Sequence[int]) -> float:
     """Computes the mean of clients' values, weighted by numbers of test examples; leaves out NaN.
 
-    For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking, the
-    result is only a weighted mean of clients' metrics: `training.evaluate` computes the metric of all examples
-    together.
+    For a metric that is a mean over examples, the result is the mean over all clients' examples. For a ranking metric,
+    such as average precision, the result is only a weighted mean of clients' metrics; `training.evaluate` computes the
+    metric of all examples together.
 
     >>> mean_over_examples([0.9, 0.5], [30, 10])
     0.8

@@ -30,11 +30,11 @@ class Mean:
       mean: mean of the test metric over seeds.
       deviation: sample standard deviation over seeds; None for one seed.
       seeds: number of seeds.
-      with_secret_key: claim and epsilon that this training would have with a secret key, as in `result_row`, for the
+      with_secret_key: as in `result_row`: claim and epsilon that the training would have with a secret key; of the
         seed with the largest epsilon.
       worst_decile: mean over seeds of the mean test metric of the worst tenth of the clients.
-      pooled: mean over seeds of the metric of all clients' test examples together; None unless models rank.
-      prevalence: mean over seeds of the share of positive test examples; None unless models rank.
+      pooled: mean over seeds of the metric of all clients' test examples together; None without a ranking metric.
+      prevalence: mean over seeds of the share of positive test examples; None without a ranking metric.
       noise_to_signal: result of `UserPlan.noise_to_signal` on users' noised means; None for silos.
       is_at_every_epsilon: whether the result is the same at every epsilon, so that one run was made for all.
     """

@@ -171,7 +171,7 @@ def test_places_and_rounds_that_cannot_be_are_refused(store):
     with pytest.raises(ValueError, match=r"places occur more than once: \[3, 8\]"):
         store.write(5, [3, 8, 1, 8, 3], numbers(range(5)))
     for place in (-1, 10):
-        with pytest.raises(ValueError, match=rf"places of clients are 0 to 9, not \[{place}\]"):
+        with pytest.raises(ValueError, match=rf"clients' places must be 0 to 9, not \[{place}\]"):
             store.read([0, place])
         with pytest.raises(ValueError, match="0 to 9"):
             store.write(5, [place], numbers([0]))

@@ -98,8 +98,8 @@ class Program:
     Attributes:
       parameter: name of the parameter in statements; None for no parameter.
       parameter_type: type of the whole parameter.
-      arguments: members of the parameter.
-      levels: levels, in the order in which they are run.
+      arguments: members of the parameter, each with the name that statements use.
+      levels: groups of statements, in the order in which the groups are run.
       result: expression of the result.
       result_type: type of the result, with placements.
     """

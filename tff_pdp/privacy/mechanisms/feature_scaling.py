@@ -51,7 +51,7 @@ class Scaler(Settings):
         return None
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
-        """Returns settings for silos' release of feature moments, or None; arguments and errors as in `public`."""
+        """Returns settings of the moments that silos release, None if none; arguments and errors as in `public`."""
         return None
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:

@@ -58,13 +58,13 @@ class UserPlan(PrivacyPlan):
     """Protects one user: all examples, and all rounds that the user takes part in.
 
     Guarantee: with claim `formal` or `formal-conditional`, everything that the server releases, the shared model of
-      every round included, is (epsilon, delta)-DP for any one user, where the ledger built here bounds epsilon. Results
+      every round included, is (epsilon, delta)-DP for any one user; the ledger built here bounds epsilon. Results
       computed from releases and one user's own data, such as that user's personal model, are (epsilon, delta)-DP for
       all other users (joint DP), but not for that user.
     Assumes: the server is trusted with users' clipped updates and participation; the conditions in `claim_reason` hold.
 
     Attributes:
-      batch_size: size of users' ordinary batches.
+      batch_size: number of examples in a user's batches, which are consecutive, not sampled.
       mechanism: public parameters of the noised sums.
       noise: kind of noise and clip.
       num_users: N, the size of the population, for which the sampling rate was set.

@@ -287,7 +287,7 @@ class ClientStore:
         indices = np.array([operator.index(place) for place in places], np.int64)
         outside = indices[(indices < 0) | (indices >= self.num_clients)]
         if len(outside):
-            raise ValueError(f"places of clients are 0 to {self.num_clients - 1}, not {outside[:10].tolist()}")
+            raise ValueError(f"clients' places must be 0 to {self.num_clients - 1}, not {outside[:10].tolist()}")
         return indices
 
     def _by_shard(self, indices: np.ndarray) -> Iterator[tuple[Shard, np.ndarray]]:
