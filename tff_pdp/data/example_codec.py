@@ -51,7 +51,7 @@ class RecordLayout:
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Returns whether `records`, uint8 `[n, length]`, equal the template outside of id, x, y and framing."""
+        """Checks if `records`, uint8 `[n, length]`, have the template's bits where `mask` is set, framing aside."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),

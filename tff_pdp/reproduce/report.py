@@ -30,8 +30,8 @@ class Mean:
       mean: mean of the test metric over seeds.
       deviation: sample standard deviation over seeds; None for one seed.
       seeds: number of seeds.
-      with_secret_key: as in `result_row`: claim and epsilon that the training would have with a secret key; of the
-        seed with the largest epsilon.
+      with_secret_key: claim and epsilon that the training would have with a secret key, as in `result_row`; taken from
+        the seed with the largest epsilon.
       worst_decile: mean over seeds of the mean test metric of the worst tenth of the clients.
       pooled: mean over seeds of the metric of all clients' test examples together; None without a ranking metric.
       prevalence: mean over seeds of the share of positive test examples; None without a ranking metric.

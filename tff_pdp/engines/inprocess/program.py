@@ -93,7 +93,7 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A lowered computation.
+    """A computation of TFF, lowered to levels of statements, which are named calls.
 
     Attributes:
       parameter: name of the parameter in statements; None for no parameter.

@@ -67,7 +67,7 @@ class Search:
         return self.runs.draw(draws.below) if isinstance(self.runs, NumberOfRuns) else self.runs
 
     def draw_candidate(self, run: int, draws: ExactDraws) -> Mapping[str, float]:
-        """Returns the candidate of run number `run`, from 1: drawn uniformly, independently; in order if `is_fixed`."""
+        """Returns the candidate for run 1, 2, ...: an independent uniform draw or, if `is_fixed`, the next in order."""
         return self.candidates[run - 1 if self.is_fixed else draws.below(len(self.candidates))]
 
     def noised(self, scores: np.ndarray, draws: ExactDraws) -> float:
