@@ -51,7 +51,7 @@ class RecordLayout:
         return len(self.template)
 
     def fits(self, records: np.ndarray) -> bool:
-        """Checks if `records`, uint8 `[n, length]`, have the template's bits where `mask` is set, framing aside."""
+        """Checks if all records, uint8 `[n, length]`, equal the template where `mask` is set; ignores the framing."""
         around = (
             slice(tfrecord.HEADER_SIZE, self.example_id.start),
             slice(self.example_id.stop, self.x.start),

@@ -51,7 +51,7 @@ def privacy_utility_figure(variant: VariantReport, report: Reported) -> Figure |
 
 
 def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against epsilon for methods with a privacy overhead (figure 1.4); None if none was run."""
+    """Draws the metric against epsilon for `OVERHEAD_METHODS` (figure 1.4); None if neither Ditto nor IFCA was run."""
     shown = {mean.method for mean in variant.means}
     if not shown & {"ditto", "ifca", "ifca_fed_avg"}:
         return None
