@@ -123,7 +123,7 @@ def _build_rows(row_type: Any, params_type: Any, num_clients: int) -> _tff.Compu
 def build_user_aggregation(
     algorithm: Algorithm, released_type: Any, params_type: Any, user_sum: UserSum, *, is_weighted: bool = False
 ) -> Aggregation:
-    """Builds noised means of users' releases: a sum noised by tensorflow-privacy, divided by a constant.
+    """Builds noised means of users' releases: the noised sum of a tensorflow-privacy query, divided by a constant.
 
     All releases of a user in a round are one record, clipped jointly. The clipped record is multiplied by the user's
     weight, which is at most one. Clip norm and noise multiplier are part of the state, so that one computation serves
