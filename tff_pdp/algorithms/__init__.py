@@ -8,6 +8,7 @@ server_optimizer: how the server applies a mean update
 clustering: one model per cluster, private selection, sums by cluster
 partial_sharing: a shared body, and a head per client
 auto_prox: MR-MTL's lambda, set from released models
+projection: groups of silos with different budgets, and subspaces of their updates
 whole_models: methods whose clients own a whole model, or share one
 shared_parts: methods whose clients share a part of their models
 """

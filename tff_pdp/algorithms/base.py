@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pdp.algorithms.hyper_parameters import Hook, HParam, count_gradients, step_names
@@ -50,6 +51,20 @@ class ClientResult(NamedTuple):
 
     state: State
     released: Mapping[str, Weights]
+
+
+class Traffic(NamedTuple):
+    """The values that real clients would send and receive in a round, float32 each, by client.
+
+    A simulation sends the same types to and from every client, so its own messages may be larger.
+
+    Attributes:
+      uplink: numbers of values from client to server, float64 `[clients]`.
+      downlink: numbers of values from server to client, float64 `[clients]`.
+    """
+
+    uplink: np.ndarray
+    downlink: np.ndarray
 
 
 class GradFn(Protocol):
@@ -187,6 +202,9 @@ class Algorithm:
         users for each round, refuse such methods.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
         that are `auto` in a configuration; None if none may be `auto`.
+      traffic: `(server state after the first round, number of a round, from 1) -> Traffic` of clients that take part;
+        None where each client receives the broadcast and sends its releases.
+      warning: `(server state before a round, state after it) -> text` for the person who trains; empty for no warning.
       export: the ways in which clients' models may be stored.
       claims: the changes that the method makes to the privacy plan's guarantee.
     """
@@ -213,6 +231,8 @@ class Algorithm:
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     needs_everyone: bool = False
     hook: Callable[[Any, int], Hook] | None = None
+    traffic: Callable[[State, int], Traffic] | None = None
+    warning: Callable[[State, State], str] | None = None
     export: Export = Export()
     claims: Claims = Claims()
 

@@ -69,6 +69,8 @@ ALGORITHMS: Kinds[Callable] = Kinds(
         "apfl": f"{_WHOLE}.apfl:build_apfl",
         "pfedme": f"{_WHOLE}.pfedme:build_pfedme",
         "fed_nova": f"{_WHOLE}.fed_nova:build_fed_nova",
+        "pfa": f"{_WHOLE}.pfa:build_pfa",
+        "public_only": f"{_WHOLE}.public_only:build_public_only",
         "ifca": f"{_WHOLE}.ifca:build_ifca",
         "ifca_fed_avg": f"{_WHOLE}.ifca:build_ifca_fed_avg",
         "ifca_local": f"{_WHOLE}.ifca:build_ifca_local",

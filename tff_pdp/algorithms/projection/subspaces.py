@@ -1,0 +1,135 @@
+"""Finds the subspace that liberal silos' updates span, tensor by tensor, and projects strict silos' mean into it.
+
+Source: Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2021, Algorithm 3.
+"""
+
+import collections
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_pdp.algorithms.base import map_weights
+from tff_pdp.models.base import Weights
+
+# Singular values below this fraction of the largest are rounding.
+_SMALLEST_SINGULAR_VALUE = 1e-6
+
+
+class Subspaces(NamedTuple):
+    """An affine subspace for each tensor of d weights.
+
+    Attributes:
+      basis: by tensor, orthonormal rows, float32 `[k, d]`; rows beyond the rank are zeros.
+      centre: by tensor, a point of the subspace, float32 `[d]`.
+    """
+
+    basis: Weights
+    centre: Weights
+
+
+def dims_of(size: int, projection_dims: int, num_clients: int) -> int:
+    """Returns the number k of basis rows of a tensor of `size` weights: no subspace has more than its tensor or rows.
+
+    >>> dims_of(7840, 5, 50), dims_of(10, 64, 50), dims_of(7840, 64, 10)
+    (5, 10, 10)
+    """
+    return min(projection_dims, size, num_clients)
+
+
+def no_subspaces(weights: Weights, projection_dims: int, num_clients: int) -> Subspaces:
+    """Returns subspaces of the right shapes that are all zeros, for weights whose tensors have these shapes."""
+    sizes = {name: tf.convert_to_tensor(value).shape.num_elements() for name, value in weights.items()}
+    return Subspaces(
+        collections.OrderedDict(
+            (name, tf.zeros([dims_of(size, projection_dims, num_clients), size])) for name, size in sizes.items()
+        ),
+        collections.OrderedDict((name, tf.zeros([size])) for name, size in sizes.items()),
+    )
+
+
+def subspaces_of(rows: Weights, members: tf.Tensor, projection_dims: int, *, centred: bool) -> Subspaces:
+    """Finds the subspace of the largest singular values of some clients' rows, for each tensor.
+
+    The centre is the mean of the rows, or zero where `centred` is false or fewer than two clients are members: a single
+    row, less itself, would span nothing.
+
+    Args:
+      rows: by tensor, float32 `[clients, ...]`.
+      members: float32 `[clients]`, 1 for the clients whose rows span the subspace, else 0.
+      projection_dims: largest number k of basis rows.
+      centred: whether the subspace goes through the mean of the rows instead of zero.
+    """
+    size = tf.reduce_sum(members)
+    basis, centre = collections.OrderedDict(), collections.OrderedDict()
+    for name, value in rows.items():
+        matrix = members[:, tf.newaxis] * flat_rows(value)
+        mean = tf.reduce_sum(matrix, axis=0) / tf.maximum(size, 1.0)
+        if centred:
+            centre[name] = tf.where(size > 1, mean, tf.zeros_like(mean))
+        else:
+            centre[name] = tf.zeros_like(mean)
+        number = dims_of(matrix.shape[1], projection_dims, matrix.shape[0])
+        basis[name] = _leading_directions(members[:, tf.newaxis] * (matrix - centre[name]), number)
+    return Subspaces(basis, centre)
+
+
+def _leading_directions(matrix: tf.Tensor, number: int) -> tf.Tensor:
+    """Returns the first right singular vectors of `[clients, d]` as rows `[number, d]`; zeros beyond the rank."""
+    # A thin QR first: the singular vectors of a small matrix, and in float64, which separates rank from rounding.
+    orthonormal, triangle = tf.linalg.qr(tf.transpose(tf.cast(matrix, tf.float64)), full_matrices=False)
+    values, left, _ = tf.linalg.svd(triangle)
+    is_kept = tf.logical_and(values > _SMALLEST_SINGULAR_VALUE * values[0], values > 0)
+    directions = tf.matmul(orthonormal, left) * tf.cast(is_kept, tf.float64)
+    return tf.cast(tf.transpose(directions[:, :number]), tf.float32)
+
+
+def coordinates(subspaces: Subspaces, update: Weights) -> Weights:
+    """Returns an update's coordinates `V (update - centre)`, by tensor, float32 `[k]`."""
+    return collections.OrderedDict(
+        (name, tf.linalg.matvec(subspaces.basis[name], tf.reshape(value, [-1]) - subspaces.centre[name]))
+        for name, value in update.items()
+    )
+
+
+def lifted(subspaces: Subspaces, coordinates: Weights, shaped_as: Weights) -> Weights:
+    """Returns the points `centre + V^T coordinates`, by tensor, in the shapes of `shaped_as`."""
+    return collections.OrderedDict(
+        (
+            name,
+            tf.reshape(
+                subspaces.centre[name] + tf.linalg.matvec(subspaces.basis[name], coordinates[name], transpose_a=True),
+                tf.shape(value),
+            ),
+        )
+        for name, value in shaped_as.items()
+    )
+
+
+def flat_rows(rows: tf.Tensor) -> tf.Tensor:
+    """Reshapes `[clients, ...]` to `[clients, d]`."""
+    return tf.reshape(rows, [rows.shape[0], -1])
+
+
+def joined(weights: Weights, *, leading: int = 0) -> Weights:
+    """Joins all tensors into one, named `joint`, after `leading` axes that all tensors share."""
+    return collections.OrderedDict(
+        joint=tf.concat(
+            [tf.reshape(value, [*value.shape[:leading], -1]) for value in map(tf.convert_to_tensor, weights.values())],
+            axis=leading,
+        )
+    )
+
+
+def parted(joint: Weights, shaped_as: Weights) -> Weights:
+    """Parts the tensor that `joined` has joined, into the shapes of `shaped_as`."""
+    sizes = [tf.convert_to_tensor(value).shape.num_elements() for value in shaped_as.values()]
+    parts = dict(zip(shaped_as, tf.split(joint["joint"], sizes), strict=True))
+    return collections.OrderedDict(
+        (name, tf.reshape(parts[name], tf.shape(value))) for name, value in shaped_as.items()
+    )
+
+
+def mean_of_rows(rows: Weights, members: tf.Tensor) -> Weights:
+    """Returns the mean of the members' rows, by tensor; zeros where there is no member."""
+    share = members / tf.maximum(tf.reduce_sum(members), 1.0)
+    return map_weights(lambda value: tf.tensordot(share, value, 1), rows)
