@@ -51,8 +51,18 @@ def build_methods(
       ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
     """
     model = build_model(config)
-    given = {"num_clients": num_clients, "rounds": config.training.rounds, "head": model.head}
-    return model, {name: build_algorithm(name, settings, **given) for name, settings in config.algorithms.items()}
+    methods = {
+        name: build_algorithm(
+            name,
+            settings,
+            num_clients=num_clients,
+            num_weights=model.num_parameters(),
+            rounds=config.training.rounds,
+            head=model.head,
+        )
+        for name, settings in config.algorithms.items()
+    }
+    return model, methods
 
 
 def build_method(config: ExperimentConfig, name: str) -> Method:

@@ -22,11 +22,11 @@ from tff_pdp.processes.client_work import what_clients_own
 from tff_pdp.settings import did_you_mean, read_settings
 
 # Arguments of builders that come from the experiment, not from the method's own settings.
-FROM_EXPERIMENT = ("num_clients", "rounds", "head")
+FROM_EXPERIMENT = ("num_clients", "num_weights", "rounds", "head")
 
 
 def build_algorithm(
-    name: str, given: Values, *, num_clients: int, rounds: int, head: Sequence[str] = ()
+    name: str, given: Values, *, num_clients: int, rounds: int, head: Sequence[str] = (), num_weights: int = 0
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Builds an algorithm from its settings.
 
@@ -38,6 +38,7 @@ def build_algorithm(
       num_clients: number of clients of the experiment.
       rounds: number of rounds of the experiment.
       head: names of the weights of the model's last layer.
+      num_weights: number of the model's weights; 0 for no check of settings that it bounds.
 
     Returns:
       The algorithm, renamed to `name`, and all of its hyper-parameters, with defaults filled in.
@@ -53,12 +54,15 @@ def build_algorithm(
         builder = ALGORITHMS.find(kind)
     except ConfigError as error:
         raise ConfigError(f"{key}: {str(error).removeprefix(f'{ALGORITHMS.key}: ')}") from None
-    experiment = {"num_clients": num_clients, "rounds": rounds, "head": tuple(head)}
+    experiment = {"num_clients": num_clients, "num_weights": num_weights, "rounds": rounds, "head": tuple(head)}
     settings = settings_of(builder, FROM_EXPERIMENT)
     own = [field.name for field in msgspec.structs.fields(settings)]
     arguments = {one: value for one, value in experiment.items() if one in inspect.signature(builder).parameters}
     chosen = read_settings(settings, {one: value for one, value in given.items() if one in own}, "the experiment", key)
-    algorithm = builder(**arguments, **msgspec.structs.asdict(chosen))
+    try:
+        algorithm = builder(**arguments, **msgspec.structs.asdict(chosen))
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None
     if algorithm.name != name:
         algorithm = dataclasses.replace(algorithm, name=name)
     hparams = {one: value for one, value in given.items() if one not in ("kind", *own)}

@@ -46,6 +46,7 @@ from tff_pdp.training.run_folder import (
     sweep,
 )
 from tff_pdp.training.spending import Choices, Spending, arithmetic_here, in_newest_attempt, open_run, take_over
+from tff_pdp.training.traffic import TrafficCount
 
 
 def train(
@@ -93,15 +94,18 @@ def train(
                 print(f"{name}: warning: {method.plan.warning}", file=sys.stderr)
             rounds = range(state.round_number + 1, config.training.rounds + 1)
             total, done = config.training.rounds, state.round_number
+            traffic = TrafficCount(method)
             for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
                 spending.before_round(round_number)
                 started = time.monotonic()
-                state = run_round(method, state, round_number, train_data)
+                before, state = state, run_round(method, state, round_number, train_data)
                 seconds = time.monotonic() - started
+                _warn(method, before, state)
                 is_last = round_number == config.training.rounds
                 if is_last or round_number % config.training.evaluate_every == 0:
                     metrics = _validation_metrics(method, state, validation_data, train_data)
-                    append_metrics(folder, round_number, {"seconds": seconds, **metrics})
+                    sent = traffic.through(state.server_state["algorithm"], round_number)
+                    append_metrics(folder, round_number, {"seconds": seconds, **sent, **metrics})
                 if is_last or round_number % config.training.checkpoint_every == 0:
                     save(folder, state)
             spending.end(state)
@@ -161,6 +165,14 @@ def save(folder: Path, state: Checkpoint) -> None:
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):
         state.client_states.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
+
+
+def _warn(method: Method, before: Checkpoint, after: Checkpoint) -> None:
+    """Prints what the method has to say to the person who trains after a round, if anything."""
+    if method.algorithm.warning is None:
+        return
+    if text := method.algorithm.warning(before.server_state["algorithm"], after.server_state["algorithm"]):
+        tqdm.write(f"{method.algorithm.name}: warning: {text}", file=sys.stderr)
 
 
 def _validation_metrics(

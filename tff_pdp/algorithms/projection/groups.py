@@ -150,9 +150,7 @@ def liberal_by_norm(rows: Weights, present: tf.Tensor, paper_raw_norms: bool = F
     norms = tf.where(tf.math.is_finite(norms), norms, tf.constant(1e30, tf.float64))
     present = tf.cast(present, tf.float64)
     if paper_raw_norms:
-        pair = fit_mixture(
-            norms, present, 2, one_variance=False, smallest_variance=_SMALLEST_VARIANCE_OF_RAW_NORMS
-        )
+        pair = fit_mixture(norms, present, 2, one_variance=False, smallest_variance=_SMALLEST_VARIANCE_OF_RAW_NORMS)
         return tf.cast(lowest_group([pair]), tf.float32)
     logarithms = tf.math.log(tf.maximum(norms, 1e-30))
     mixtures = [

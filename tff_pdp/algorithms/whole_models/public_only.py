@@ -1,7 +1,7 @@
 """The mean of the liberal silos' updates alone, the control of PFA: strict silos' updates have no effect.
 
-Where PFA is not better than this method, the projection has only dropped the strict silos. ("Public" is the paper's word
-for liberal silos, whose records are protected as all others are.)
+Where PFA is not better than this method, the projection has only dropped the strict silos. The papers call liberal
+silos public, although their records are protected as all others are.
 """
 
 import numpy as np
