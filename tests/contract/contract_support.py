@@ -13,12 +13,14 @@ from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, compose_with_dp_sgd
 LARGE = build_mlp((2, 2, 1), 3, (700,))
 # Where the default is large for so small a model.
 SMALLER = {"hypernet": {"hidden_units": (8,)}, "udp_hypernet": {"hidden_units": (8,)}}
+# Settings that make a method of their own: other values leave a client, and the server keeps another state.
+VARIANTS = {"pfa_plus": {"kind": "pfa", "plus": True, "partition": "known", "liberal_share": 0.5}}
 
 
 @functools.cache
 def build(name, model=MODEL, **arguments):
-    """A registered algorithm for these clients and rounds, and its process; built once for all tests."""
-    arguments = {**SMALLER.get(name, {}), **arguments}
+    """A registered algorithm or variant for these clients and rounds, and its process; built once for all tests."""
+    arguments = {**SMALLER.get(name, {}), **VARIANTS.get(name, {}), **arguments}
     algorithm, _ = build_algorithm(name, arguments, num_clients=len(SIZES), rounds=ROUNDS, head=MODEL.head)
     return algorithm, compose_with_dp_sgd(algorithm, model)
 

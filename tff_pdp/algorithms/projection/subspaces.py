@@ -79,8 +79,11 @@ def _leading_directions(matrix: tf.Tensor, number: int) -> tf.Tensor:
     orthonormal, triangle = tf.linalg.qr(tf.transpose(tf.cast(matrix, tf.float64)), full_matrices=False)
     values, left, _ = tf.linalg.svd(triangle)
     is_kept = tf.logical_and(values > _SMALLEST_SINGULAR_VALUE * values[0], values > 0)
-    directions = tf.matmul(orthonormal, left) * tf.cast(is_kept, tf.float64)
-    return tf.cast(tf.transpose(directions[:, :number]), tf.float32)
+    directions = tf.matmul(orthonormal, left[:, :number])
+    # A singular vector has no sign of its own, and libraries differ: its largest entry is made positive.
+    largest = tf.argmax(tf.abs(directions), axis=0, output_type=tf.int32)
+    signs = tf.sign(tf.gather_nd(directions, tf.stack([largest, tf.range(number)], axis=1)))
+    return tf.cast(tf.transpose(directions * signs * tf.cast(is_kept[:number], tf.float64)), tf.float32)
 
 
 def coordinates(subspaces: Subspaces, update: Weights) -> Weights:
