@@ -52,6 +52,7 @@ MODELS: Kinds[Callable] = Kinds(
         "mlp": f"{_MODELS}.dense:build_mlp",
         "cnn": f"{_MODELS}.convolutional:build_cnn",
         "lenet": f"{_MODELS}.convolutional:build_lenet",
+        "tutorial_cnn": f"{_MODELS}.convolutional:build_tutorial_cnn",
         "resnet20": f"{_MODELS}.resnet:build_resnet20",
     },
     "tff_pdp.models",
