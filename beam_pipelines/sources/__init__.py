@@ -6,7 +6,8 @@ leaf: LEAF JSON, whole or split
 silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written
 mnist: MNIST, MNIST by writer, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
-divided: images by class or Dirichlet; rotated and masked MNIST
+divided: pooled images by class, Dirichlet, shards or evenly; Fashion-MNIST
+rotated_mnist: MNIST in known clusters, rotated and masked
 fed_emnist: TFF's Federated EMNIST, SQLite or HDF5
 celeba: CelebA by person
 nist: NIST SD19 by writer

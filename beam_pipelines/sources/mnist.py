@@ -1,4 +1,4 @@
-"""Reads MNIST and data in MNIST's format, MNIST by writer, and splits of EMNIST.
+"""Reads MNIST and data in MNIST's format (Fashion-MNIST), MNIST by writer, and splits of EMNIST.
 
 Images and labels are gzipped idx files (LeCun et al., 1998), in EMNIST too (Cohen et al., "EMNIST: an extension of
 MNIST to handwritten letters", 2017).
@@ -27,6 +27,8 @@ from tff_pdp.errors import DataError
 from tff_pdp.settings import Count
 
 MNIST_CLASSES = 10
+# Folder of the four files in Debian's package dataset-fashion-mnist.
+FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"
 MNIST_TRAIN_FILES = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 _TEST_FILES = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
 # Types of the numbers, by the third byte of the file.
@@ -39,10 +41,27 @@ def read_mnist(folder: Path) -> ImageDataset:
     Raises:
       DataError: a file is missing or damaged, the numbers of labels and images differ, or a label is out of range.
     """
+    return _read_four_files(folder, "data.input must be the folder of MNIST's four .gz files")
+
+
+def read_fashion_mnist(folder: Path) -> ImageDataset:
+    """Reads Fashion-MNIST's four files: images uint8 `[n, 28, 28, 1]`, clothes bright (255) on black (0).
+
+    Raises:
+      DataError: as in `read_mnist`; the message names Debian's package of the files if a file is missing.
+    """
+    return _read_four_files(
+        folder,
+        "install Debian's package dataset-fashion-mnist (apt-get install dataset-fashion-mnist), or name the folder of "
+        "Fashion-MNIST's four .gz files in data.input",
+    )
+
+
+def _read_four_files(folder: Path, advice: str) -> ImageDataset:
     names = (*MNIST_TRAIN_FILES, *_TEST_FILES)
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"{folder}: no {', '.join(missing)}; data.input must be the folder of MNIST's four .gz files")
+        raise DataError(f"{folder}: no {', '.join(missing)}; {advice}")
     return _read_sides(folder, MNIST_TRAIN_FILES, _TEST_FILES, MNIST_CLASSES)
 
 

@@ -88,9 +88,65 @@ def partition_by_shares(labels: np.ndarray, shares: np.ndarray, generator: np.ra
     owners = np.zeros(len(labels), np.int64)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        clients = np.flatnonzero(shares[:, label])
-        owners[members] = clients[_owners_in_order(len(members), shares[clients, label])]
+        owners[members] = _owners_of_class(len(members), shares[:, label])
     return [np.flatnonzero(owners == client) for client in range(len(shares))]
+
+
+def draw_dirichlet_shares(
+    labels: np.ndarray,
+    num_clients: int,
+    num_classes: int,
+    concentration: float,
+    min_examples: int,
+    generator: np.random.Generator,
+) -> np.ndarray | None:
+    """Draws each client's share of each class: the shares of a class have a Dirichlet distribution over the clients.
+
+    Clients have different sizes, unlike with `draw_class_mixes`. All shares are drawn again until every client gets
+    `min_examples` of the examples, at most 1,000 times (Yurochkin et al., "Bayesian Nonparametric Federated Learning of
+    Neural Networks", ICML 2019; Li, Diao, Chen and He, "Federated Learning on Non-IID Data Silos: An Experimental
+    Study", ICDE 2022).
+
+    Args:
+      labels: integer class of each example, `[n]`, in `[0, num_classes)`.
+      num_clients: number of clients.
+      num_classes: number of classes.
+      concentration: the Dirichlet parameter, one value for all clients; above 0.
+      min_examples: smallest number of examples that `partition_by_shares` may give to a client.
+      generator: draws the shares.
+
+    Returns:
+      float64 `[num_clients, num_classes]`; the shares of a class add up to 1. None if in each draw some client had
+      fewer than `min_examples` examples.
+    """
+    counts = np.bincount(labels, minlength=num_classes)
+    for _ in range(_MAX_DRAWS if num_clients * min_examples <= len(labels) else 0):
+        shares = generator.dirichlet(np.full(num_clients, concentration), size=num_classes).T
+        owners = [_owners_of_class(count, shares[:, label]) for label, count in enumerate(counts)]
+        if np.bincount(np.concatenate(owners), minlength=num_clients).min() >= min_examples:
+            return shares
+    return None
+
+
+def partition_by_shards(labels: np.ndarray, deal: np.ndarray, generator: np.random.Generator) -> list[np.ndarray]:
+    """Cuts examples, sorted by class, into shards of equal size, and gives each client the shards dealt to the client.
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017
+    ("pathological non-IID"): with two shards each, most clients have examples of two classes.
+
+    Args:
+      labels: integer class of each example, `[n]`.
+      deal: numbers of each client's shards, int64 `[num_clients, shards_per_client]`: a permutation of all shards.
+      generator: shuffles the examples of each class before the cut.
+
+    Returns:
+      For each client the sorted int64 indices of its examples. Every index in `[0, n)` is in exactly one part. Shards
+      differ by one example at most.
+    """
+    shuffled = generator.permutation(len(labels))
+    ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    shards = np.split(ordered, np.cumsum(_even_sizes(len(labels), deal.size))[:-1])
+    return [np.sort(np.concatenate([shards[shard] for shard in own])) for own in deal]
 
 
 def draw_class_mixes(
@@ -160,6 +216,12 @@ def _even_sizes(num_examples: int, num_clients: int) -> np.ndarray:
     """Returns sizes that differ by one at most, the larger ones first: int64 `[num_clients]`."""
     smaller, larger_ones = divmod(num_examples, num_clients)
     return np.where(np.arange(num_clients) < larger_ones, smaller + 1, smaller)
+
+
+def _owners_of_class(count: int, shares: np.ndarray) -> np.ndarray:
+    """Assigns the `count` examples of one class to the clients with a share: int64 `[count]`, in increasing order."""
+    clients = np.flatnonzero(shares)
+    return clients[_owners_in_order(count, shares[clients])]
 
 
 def _owners_in_order(count: int, shares: np.ndarray) -> np.ndarray:

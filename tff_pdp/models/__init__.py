@@ -6,7 +6,7 @@ average_precision: the metric of rankings, for tensors and for arrays
 layers: layers, and initial kernels
 example_gradients: norms and weighted sums of examples' gradients w.r.t. one weight
 dense: linear, regression, SVM, logistic, MLP
-convolutional: CNN and LeNet
+convolutional: CNN, LeNet, the CNN of TensorFlow Privacy's tutorial
 resnet: ResNet-20 with GroupNorm
 hypernetwork: a network that generates a model's weights
 derived: a model made from another model, with frozen weights or scaled inputs

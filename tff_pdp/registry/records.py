@@ -34,8 +34,12 @@ _NOT_FORM = frozenset(
         # How pooled images are divided among clients.
         "classes_per_client",
         "concentration",
+        "images_per_client",
+        "min_images",
         "num_clients",
         "partition",
+        "shards_per_client",
+        "test_partition",
     }
 )
 # Rows of a contact graph hold something of other people, whose names depend on the seed, in whichever split they are;
@@ -43,7 +47,7 @@ _NOT_FORM = frozenset(
 _NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
 _SEEDED = ("rotated_mnist",)
 # Kinds of raw data whose clients are artificial.
-_ARTIFICIAL = ("partitioned_images", "rotated_mnist")
+_ARTIFICIAL = ("fashion_mnist", "partitioned_images", "rotated_mnist")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from msgspec.structs import asdict, replace
 
-from beam_pipelines.sources.divided import RotatedMnist, patch_mask, rotated_mnist
 from beam_pipelines.sources.images import Images
+from beam_pipelines.sources.rotated_mnist import RotatedMnist, patch_mask, rotated_mnist
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import read_settings
 
