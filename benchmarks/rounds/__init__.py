@@ -9,4 +9,5 @@ run: all workloads
 table: the tables of docs/performance.md
 dp_sgd_step: cost of DP in a local step
 client_population: a small cohort of a large population
+differing_budgets: right groups of silos, and memory, where budgets differ
 """
