@@ -85,6 +85,40 @@ def test_pooling_after_each_convolution_and_no_hidden_layer(input_shape, kernel_
         np.testing.assert_allclose(mine, theirs, atol=bound)
 
 
+MCMAHAN = {"kernel_size": 5, "hidden_units": 512, "pool_after": "each", "padding": "same"}
+
+
+@pytest.mark.parametrize(
+    ("input_shape", "num_parameters"),
+    [
+        # 28 -> 14 -> 7; the paper states this number.
+        ((28, 28, 1), 1_663_370),
+        # 32 -> 16 -> 8.
+        ((32, 32, 3), (75 + 1) * 32 + (800 + 1) * 64 + (8 * 8 * 64 + 1) * 512 + (512 + 1) * 10),
+    ],
+)
+def test_same_padding_makes_the_network_of_mcmahan_et_al(input_shape, num_parameters):
+    model = build_from_settings("cnn", input_shape, 10, **MCMAHAN)
+    assert model.num_parameters() == num_parameters
+    with keras_in_float64():
+        reference = tf.keras.Sequential(
+            [
+                tf.keras.layers.Conv2D(32, 5, padding="same", activation="relu", input_shape=input_shape),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Conv2D(64, 5, padding="same", activation="relu"),
+                tf.keras.layers.MaxPool2D(),
+                tf.keras.layers.Flatten(),
+                tf.keras.layers.Dense(512, activation="relu"),
+                tf.keras.layers.Dense(10),
+            ]
+        )
+    weights = in_float64(model.init(0))
+    reference.set_weights(list(weights.values()))
+    x = tf.constant(np.random.default_rng(1).random((3, *input_shape)))
+    expected = reference(x)
+    np.testing.assert_allclose(model.predict(weights, x), expected, atol=rounding(weights, expected))
+
+
 def test_without_classes_the_loss_is_half_the_squared_error():
     model = build_cnn((4, 4, 1), 0, (2,), 3, 5)
     weights, x = model.init(0), tf.random.stateless_uniform([2, 4, 4, 1], [1, 2])
@@ -140,6 +174,9 @@ def test_initial_weights_follow_the_seed_and_are_glorot_uniform():
         ({"channels": (8, 0)}, "channels"),
         ({"kernel_size": 0}, "model.kernel_size must be a whole number of at least 1, not 0"),
         ({"hidden_units": -1}, "model.hidden_units must be .*, not -1"),
+        ({"padding": "full"}, "model.padding must be one of same, valid, not 'full'"),
+        ({"input_shape": (3, 9, 1), "pool_after": "each", "padding": "same"}, "at least 4 x 4, not 3 x 9"),
+        ({"input_shape": (1, 9, 1), "padding": "same"}, "at least 2 x 2, not 1 x 9"),
         ({"pool_after": "every"}, "model.pool_after must be one of each, last, not 'every'"),
         ({"input_shape": (9, 12, 1), "pool_after": "each"}, "at least 10 x 10, not 9 x 12"),
         ({"input_shape": (20, 15, 1), "pool_after": "each", "kernel_size": 5}, "at least 16 x 16, not 20 x 15"),

@@ -238,3 +238,33 @@ def test_a_repeated_pull_is_every_examples_gradient():
     np.testing.assert_array_equal(form.weighted_sum(tf.constant([0.5, 0.25], tf.float64)), [2.25, -3.0])
     nothing = Repeated(tf.constant([np.nan, np.inf])).weighted_sum(tf.zeros([2], tf.float64))
     np.testing.assert_array_equal(nothing, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("padding", ["VALID", "SAME"])
+@pytest.mark.parametrize(("window", "strides"), [((4, 3), 2), ((2, 5), 3), ((1, 1), 2), ((3, 3), 1)])
+def test_gradients_of_a_convolution_by_hand(window, strides, padding):
+    """Sums over positions, one after another, of small integers: exact in float32."""
+    rng = np.random.default_rng(0)
+    x, pull = rng.integers(-4, 5, (2, 9, 8, 2)), rng.integers(-4, 5, (*window, 2, 3))
+    out = [
+        -(-size // strides) if padding == "SAME" else (size - side) // strides + 1
+        for size, side in zip((9, 8), window, strict=True)
+    ]
+    g = rng.integers(-4, 5, (2, *out, 3))
+    before = [0, 0]
+    if padding == "SAME":
+        before = [
+            max((count - 1) * strides + side - size, 0) // 2
+            for count, side, size in zip(out, window, (9, 8), strict=True)
+        ]
+    expected = np.broadcast_to(pull, (2, *window, 2, 3)).copy()
+    for i, j, row, column in np.ndindex(*window, *out):
+        at = row * strides + i - before[0], column * strides + j - before[1]
+        if 0 <= at[0] < 9 and 0 <= at[1] < 8:
+            expected[:, i, j] += x[:, *at, :, np.newaxis] * g[:, row, column, np.newaxis, :]
+    found = example_gradients.conv2d_kernel(
+        tf.constant(x, tf.float32), tf.constant(g, tf.float32), window, strides, padding, tf.constant(pull, tf.float32)
+    )
+    for example in range(2):
+        one = found.weighted_sum(tf.one_hot(example, 2, dtype=tf.float64))
+        np.testing.assert_array_equal(one, expected[example])

@@ -28,6 +28,17 @@ def test_loss_of_equal_logits_is_the_logarithm_of_the_classes():
     np.testing.assert_allclose(losses, np.full(3, np.log(5)), rtol=gamma(2 * ELEMENTARY + 5))
 
 
+def test_softmax_regression_on_mnist_has_7850_weights_that_start_at_zero():
+    model = build_from_settings("linear", (28, 28, 1), 10)
+    assert model.num_parameters() == 7_850
+    assert all(not array.any() for array in model.init(0).values())
+    # One softmax: outputs are scores without bounds, and only answers add up to 1.
+    weights = {"dense_0/kernel": np.full((784, 10), 3.0, np.float32), "dense_0/bias": np.arange(10, dtype=np.float32)}
+    outputs = model.predict(weights, tf.ones([1, 28, 28, 1]))
+    np.testing.assert_array_equal(outputs, [2352.0 + np.arange(10)])
+    np.testing.assert_allclose(tf.reduce_sum(model.answers(outputs)), 1.0, rtol=gamma(2 * ELEMENTARY + 20))
+
+
 def test_initial_weights_follow_the_seed_and_break_symmetry():
     model = build_mlp((4, 4, 1), 3, (8,))
     first, again, other = model.init(0), model.init(0), model.init(1)

@@ -113,6 +113,7 @@ SHAPES = {
     "logistic_regression": ((4,), 2),
     "cnn": ((28, 28, 1), 3),
     "lenet": ((32, 32, 3), 3),
+    "tutorial_cnn": ((28, 28, 1), 3),
     "resnet20": ((8, 8, 3), 3),
 }
 
