@@ -79,7 +79,10 @@ def test_gradients_are_counted_by_steps_and_products_of_steps():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hparams": {**FED_AVG.hparams, "round": SET_BY_RUNTIME}}, "only client_index can be SET_BY_RUNTIME"),
+        (
+            {"hparams": {**FED_AVG.hparams, "round": SET_BY_RUNTIME}},
+            "client_index, budget_epsilon can be set by the run",
+        ),
         ({"public": {"steps": "weighted_mean"}}, "set `public` and `public_values` together"),
         ({"public": {"update": "weighted_mean"}, "public_values": dict}, "no name may also be `released`"),
         ({"released": {"update": "rows"}}, "`rows` need `num_clients` and the hyper-parameter `client_index`"),

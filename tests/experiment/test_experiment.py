@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tff_pdp.algorithms.hyper_parameters import BUDGET_EPSILON, SET_BY_RUNTIME
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.run_key import RunKey
 
@@ -32,6 +33,20 @@ def test_each_client_gets_the_mechanism_of_the_plan_and_a_seed_of_its_own(method
         }
     assert len({tuple(own["seed"]) for own in params}) == len(params)
     assert len({float(own["mechanism"]["noise_multiplier"]) for own in params}) == len(params), "budgets differ"
+
+
+@pytest.mark.parametrize("kind", ["silo_example", "none"])
+def test_each_client_gets_its_number_and_the_epsilon_of_its_own_budget(experiment, kind):
+    method = build_method(experiment(privacy__kind=kind), "mr_mtl")
+    hparams = {"client_index": SET_BY_RUNTIME, "budget_epsilon": BUDGET_EPSILON, **method.algorithm.hparams}
+    method = dataclasses.replace(method, algorithm=dataclasses.replace(method.algorithm, hparams=hparams))
+    params = method.client_params(RunKey.from_test_seed(3), 1, places=[2, 0])
+    for place, own in zip([2, 0], params, strict=True):
+        budget = method.plan.budgets.get(method.clients.client_ids[place])
+        epsilon = own["hparams"]["budget_epsilon"]
+        assert epsilon.dtype == np.float32 and epsilon == np.float32(np.inf if budget is None else budget.epsilon)
+        assert own["hparams"]["client_index"] == place
+    assert bool(method.plan.budgets) == (kind == "silo_example")
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])

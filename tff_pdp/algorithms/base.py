@@ -22,8 +22,8 @@ State = Mapping[str, Any]
 # `rows`: the server has one row for each client, by `client_index`, and knows which clients are `present` in a round.
 AggregationKind = Literal["mean", "sum", "rows"]
 PublicKind = Literal["weighted_mean"]
-# Names of the hyper-parameters that may be `SET_BY_RUNTIME`.
-RUNTIME_HPARAMS = ("client_index",)
+# Names of the hyper-parameters that may be set by the runtime: `SET_BY_RUNTIME` and `BUDGET_EPSILON`.
+RUNTIME_HPARAMS = ("client_index", "budget_epsilon")
 
 
 class ClientData(NamedTuple):
@@ -159,7 +159,8 @@ class Algorithm:
       title: name of the method in reports.
       hparams: hyper-parameters by name. Each becomes a scalar on every client, so clients may have values of their own
         without another compilation. Numbers of steps are `LocalSteps`; with several, gradient indices follow their
-        order in `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0.
+        order in `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0;
+        `budget_epsilon`, which is `BUDGET_EPSILON`, is the epsilon of the client's own budget, infinite without one.
       released: names of the values that leave a client, each with its aggregation at the server. The aggregate of
         `rows` is `{rows: [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.
       data_passes: number of gradients on local data per local step (2 for Ditto), each with an index of its own.
@@ -219,7 +220,7 @@ class Algorithm:
     def __post_init__(self):
         unknown = [name for name, one in self.hparams.items() if one.is_set_by_runtime and name not in RUNTIME_HPARAMS]
         if unknown:
-            raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be SET_BY_RUNTIME, not {unknown}")
+            raise ValueError(f"{self.name}: only {', '.join(RUNTIME_HPARAMS)} can be set by the runtime, not {unknown}")
         if bool(self.public) != (self.public_values is not None) or set(self.public) & set(self.released):
             raise ValueError(f"{self.name}: set `public` and `public_values` together; no name may also be `released`")
         if "rows" in self.released.values() and (self.num_clients is None or "client_index" not in self.hparams):

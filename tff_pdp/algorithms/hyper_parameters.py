@@ -197,8 +197,10 @@ def step_names(hparams: Mapping[str, HParam], *, in_adapt: bool = False) -> Sequ
     return tuple(name for name, one in hparams.items() if isinstance(one, Steps) and one.in_adapt == in_adapt)
 
 
-# A client's number, counted from 0.
+# A client's number, counted from 0: `client_index`.
 SET_BY_RUNTIME = HParam(0, is_set_by_runtime=True)
+# The epsilon of a client's own privacy budget: `budget_epsilon`; infinite without a budget.
+BUDGET_EPSILON = HParam(math.inf, is_set_by_runtime=True)
 LEARNING_RATE = HParam(0.1, "learning rate of local steps", symbol="η", unit="weight² per loss")
 LOCAL_STEPS = Steps(1, "length of a client's round", symbol="τ")
 # Hyper-parameters of methods that take only local steps.

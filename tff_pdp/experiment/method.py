@@ -1,6 +1,7 @@
 """Holds one method of an experiment, ready to run."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,7 +92,11 @@ class Method:
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]
-        set_by_runtime = {"client_index": chosen}
+        budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
+        set_by_runtime = {
+            "client_index": chosen,
+            "budget_epsilon": np.array([math.inf if one is None else one.epsilon for one in budgets]),
+        }
         hparams = {name: set_by_runtime[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}
         hparams |= {name: values[chosen] for name, values in self.hparams.items()}
         columns = client_params_columns(

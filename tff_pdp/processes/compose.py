@@ -240,7 +240,7 @@ def client_params_columns(
       estimator: estimator that names the mechanism's scalars.
       mechanism: values by name, each a number for all clients or an array `[clients]`; unknown names are ignored.
       hparams: values by name, each a number for all clients or an array `[clients]`. Missing hyper-parameters have
-        their default values; hyper-parameters that are `SET_BY_RUNTIME` must be present.
+        their default values; hyper-parameters that the runtime sets must be present.
       seeds: secret seeds, int64 `[clients, 2]`.
       selection_epsilons: epsilons of the round's selection, a number for all clients or an array `[clients]`.
       weights: weights of clients, `[clients]`; None for clients without weights.

@@ -172,7 +172,12 @@ def client_params(
             "sampling_rate": sampling_rate,
             "expected_batch_size": np.broadcast_to(sampling_rate, len(SIZES)) * SIZES,
         },
-        hparams={**dict.fromkeys(algorithm.step_hparams, 2), "client_index": np.arange(len(SIZES)), **hparams},
+        hparams={
+            **dict.fromkeys(algorithm.step_hparams, 2),
+            "client_index": np.arange(len(SIZES)),
+            "budget_epsilon": np.arange(1.0, 1.0 + len(SIZES)),
+            **hparams,
+        },
         seeds=np.stack([key.client_seed(round_number, f"client {index}") for index in range(len(SIZES))]),
         selection_epsilons=selection_epsilon if round_number <= algorithm.selection_rounds else 0.0,
     )
