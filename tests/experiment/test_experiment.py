@@ -49,6 +49,18 @@ def test_each_client_gets_its_number_and_the_epsilon_of_its_own_budget(experimen
     assert bool(method.plan.budgets) == (kind == "silo_example")
 
 
+def test_a_method_may_warn_of_budgets(method):
+    epsilons = [method.plan.budgets[client_id].epsilon for client_id in method.clients.client_ids]
+
+    def warning(given):
+        np.testing.assert_array_equal(given, epsilons)
+        return "budgets are unlike"
+
+    assert method.warning == ""
+    warned = dataclasses.replace(method, algorithm=dataclasses.replace(method.algorithm, warning=warning))
+    assert warned.warning == "budgets are unlike"
+
+
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_each_client_gets_its_examples_and_zeros(method, split):
     sizes = set()

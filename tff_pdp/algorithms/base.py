@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
+import numpy as np
 import tensorflow as tf
 
 from tff_pdp.algorithms.hyper_parameters import Hook, HParam, count_gradients, step_names
@@ -188,6 +189,8 @@ class Algorithm:
         users for each round, refuse such methods.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
         that are `auto` in a configuration; None if none may be `auto`.
+      warning: `epsilons of all clients' budgets, float64 [clients], infinite without budgets -> warning` before
+        training; the text is empty where there is nothing to warn of.
       export: the ways in which clients' models may be stored.
       claims: the changes that the method makes to the privacy plan's guarantee.
     """
@@ -214,6 +217,7 @@ class Algorithm:
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     needs_everyone: bool = False
     hook: Callable[[Any, int], Hook] | None = None
+    warning: Callable[[np.ndarray], str] | None = None
     export: Export = Export()
     claims: Claims = Claims()
 

@@ -64,6 +64,16 @@ class Method:
         member: Any = self.process.init_client.type_signature.result
         return member.member
 
+    @property
+    def warning(self) -> str:
+        """The warnings of plan and algorithm before training; empty where there are none."""
+        of_method = self.algorithm.warning and self.algorithm.warning(self._budget_epsilons(self.clients.client_ids))
+        return "; ".join(filter(None, [self.plan.warning, of_method]))
+
+    def _budget_epsilons(self, client_ids: Sequence[str]) -> np.ndarray:
+        budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
+        return np.array([math.inf if one is None else one.epsilon for one in budgets])
+
     def examples(self, split: str) -> Examples:
         """Returns a reader of clients' examples of one split, padded to a few sizes."""
         return Examples(self.clients, split, self.model, self.scalings)
@@ -96,11 +106,7 @@ class Method:
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]
-        budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
-        set_by_runtime = {
-            "client_index": chosen,
-            "budget_epsilon": np.array([math.inf if one is None else one.epsilon for one in budgets]),
-        }
+        set_by_runtime = {"client_index": chosen, "budget_epsilon": self._budget_epsilons(client_ids)}
         hparams = {name: set_by_runtime[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}
         hparams |= {name: values[chosen] for name, values in self.hparams.items()}
         columns = client_params_columns(

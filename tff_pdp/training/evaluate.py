@@ -160,7 +160,7 @@ def _report(
     facts = facts_of(config, trained)
     scores = _scores(first, metrics)
     words = USERS if facts.are_users else SILOS
-    notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
+    notes = [f"{method.algorithm.title}: {method.warning}" for method, _ in trained if method.warning]
     notes += left_out_notes(first.model.metric, scores, words)
     by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
     notes += pooled_notes(first.model.metric, by_title, words)

@@ -89,8 +89,8 @@ def train(
             state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
-            if method.plan.warning:
-                print(f"{name}: warning: {method.plan.warning}", file=sys.stderr)
+            if method.warning:
+                print(f"{name}: warning: {method.warning}", file=sys.stderr)
             rounds = range(state.round_number + 1, config.training.rounds + 1)
             total, done = config.training.rounds, state.round_number
             for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
