@@ -193,7 +193,7 @@ def test_what_is_written_is_read_again_with_defaults_filled_in(content, tmp_path
     config = load_experiment(write(tmp_path, content))
     plain = config.to_dict()
     assert plain["data"]["kind"] == "leaf" and plain["data"]["validation_fraction"] == 0.2
-    assert plain["privacy"]["budgets"] == {"kind": "cycled", "epsilons": [2, 4, 6, 8], "delta": 1e-4}
+    assert plain["privacy"]["budgets"] == {"kind": "cycled", "epsilons": [2, 4, 6, 8], "delta": 1e-4, "level": "own"}
     assert load_experiment(write(tmp_path, plain)) == config
 
 

@@ -94,6 +94,12 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
     yield "over target", {"silos": (over, *silos[1:])}
     yield "left early", {"silos": (*early, *silos[3:])}
     yield "left early and over target", {"silos": (over, *early[1:]), "other_releases": ("counts",)}
+    labelled = tuple(replace(silo, noise_label=10.0 * silo.epsilon_target) for silo in silos)
+    yield "noise for the least budget", {"level": "minimum"}
+    yield "none with the least budget", {"silos": budgetless, "level": "minimum"}
+    yield "labels", {"silos": labelled}
+    yield "labels, noise for the least", {"silos": labelled, "level": "minimum"}
+    yield "labels without a bound", {"silos": tuple(replace(silo, **unbounded) for silo in labelled)}
     yield "other releases", {"other_releases": ("number of records", "selections (20 times)")}
     yield "noised numbers", {"num_examples_are_noised": True}
     yield "noised numbers of people", {"num_examples_are_noised": True, "row_influence": NODE}

@@ -246,6 +246,7 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
         ({"algorithms": {"mocha": {}}, "export__algorithm": "mocha"}, "mocha", "it is for silos"),
         ({"algorithms": {"ifca": {}}, "export__algorithm": "ifca"}, "ifca", "it is for silos"),
         ({"training__weighting": "num_examples"}, "fed_avg", "is for silos"),
+        ({"training__weighting": "budget"}, "fed_avg", "training.weighting budget is for silos"),
         ({"algorithms": {"mr_mtl": {}}, "export__algorithm": "mr_mtl"}, "mr_mtl", "every client in every round"),
         ({"algorithms": {"ditto": {}}, "export__algorithm": "ditto"}, "ditto", "every client in every round"),
         (
@@ -270,7 +271,7 @@ def test_capped_weights_take_the_counts_for_public(experiment):
     method = build_method(config, "fed_avg")
     assert method.plan.claim == "formal-conditional"
     assert "number of examples of each user" in method.plan.claim_reason
-    sizes = np.array(list(method.num_examples.values()))
+    sizes = np.array(list(method.amounts.values()))
     total = np.minimum(sizes / 90, 1).sum()
     np.testing.assert_allclose(method.plan.mechanism.expected_cohort, 4 / 12 * total)
     assert min(sizes) < 90 < max(sizes), "this test needs users on both sides of the cap"

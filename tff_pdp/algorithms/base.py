@@ -205,7 +205,7 @@ class Algorithm:
         that are `auto` in a configuration; None if none may be `auto`.
       traffic: `(server state after the first round, number of a round, from 1) -> Traffic` of clients that take part;
         None where each client receives the broadcast and sends its releases.
-      warning: `(server state before a round, state after it) -> text` for the person who trains; empty for no warning.
+      warning: `server state after the first round or a later one -> text` for the person who trains; empty for none.
       export: the ways in which clients' models may be stored.
       claims: the changes that the method makes to the privacy plan's guarantee.
     """
@@ -233,7 +233,7 @@ class Algorithm:
     needs_everyone: bool = False
     hook: Callable[[Any, int], Hook] | None = None
     traffic: Callable[[State, int], Traffic] | None = None
-    warning: Callable[[State, State], str] | None = None
+    warning: Callable[[State], str] | None = None
     export: Export = Export()
     claims: Claims = Claims()
 

@@ -3,7 +3,8 @@
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -118,7 +119,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     )
     estimator = plan.estimator(model)
     selector = build_selector(model, privacy.selection_loss_bound, plan.generator) if algorithm.candidates else None
-    is_weighted = weighting != "uniform"
+    amounts = _amounts(weighting, releases.num_examples, plan)
     return Method(
         clients=clients,
         algorithm=algorithm,
@@ -134,19 +135,34 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
                 model,
                 estimator=estimator,
                 selector=selector,
-                is_weighted=is_weighted,
+                is_weighted=amounts is not None,
                 user_sum=plan.server_sum(),
                 model_seed=model_seed(config),
             ),
         ),
-        num_examples=releases.num_examples,
+        amounts=amounts,
         weight_cap=cap,
-        is_weighted=is_weighted,
         hook=algorithm.hook(plan.public_parameters(hparams), model.num_parameters())
         if algorithm.hook and AUTO in settings.values()
         else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
+
+
+def _amounts(weighting: str, num_examples: Mapping[str, int], plan: PrivacyPlan) -> Mapping[str, float] | None:
+    """Returns what clients count by in means, by client id; None if all count the same."""
+    if weighting != "budget":
+        return None if weighting == "uniform" else num_examples
+    epsilons = {client_id: plan.budgets[plan.scope_of(client_id)].epsilon for client_id in num_examples}
+    largest = max(epsilons.values())
+    if math.isinf(largest):
+        infinite = [client_id for client_id, epsilon in epsilons.items() if math.isinf(epsilon)]
+        raise ConfigError(
+            f"training.weighting 'budget' needs finite budgets, and that of {len(infinite)} silos, for example "
+            f"{infinite[0]!r}, is infinite: set finite epsilons, or another weighting"
+        )
+    # Equal budgets are exactly one, so that weights are.
+    return {client_id: epsilon / largest for client_id, epsilon in epsilons.items()}
 
 
 @contextlib.contextmanager

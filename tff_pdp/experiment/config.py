@@ -47,7 +47,8 @@ class Training(Settings):
     Attributes:
       rounds: planned number of rounds, for which the noise is calibrated.
       weighting: weights of clients in a mean: `uniform`, equal; `num_examples`, a silo's public or noised number of
-        examples; `paper_capped_num_examples`, min(1, a user's number of examples / `weight_cap`), which treats users'
+        examples; `budget`, a silo's epsilon (its own, whatever the level of budgets), as WeiAvg of the PFA paper;
+        `paper_capped_num_examples`, min(1, a user's number of examples / `weight_cap`), which treats users'
         numbers of examples as public.
       weight_cap: number of examples at and above which a user has weight 1.
       evaluate_every: number of rounds from one validation to the next; the last round is always validated.
@@ -63,7 +64,7 @@ class Training(Settings):
     """
 
     rounds: Count
-    weighting: Literal["uniform", "num_examples", "paper_capped_num_examples"] = "uniform"
+    weighting: Literal["uniform", "num_examples", "budget", "paper_capped_num_examples"] = "uniform"
     weight_cap: Count = 100
     evaluate_every: Count = 5
     checkpoint_every: Count = 10

@@ -34,9 +34,9 @@ class Method:
       estimator: estimator of clients' gradients.
       process: the TFF computations.
       config_hash: digest of everything that decides the training.
+      amounts: what clients count by in means, by client id: their numbers of examples, public or noised, or budgets;
+        None if all clients count the same.
       weight_cap: number of examples at and above which a user has weight 1.
-      is_weighted: whether clients are weighted by their numbers of examples.
-      num_examples: number of examples of each client, public or noised, by client id.
       hook: hook that sets hyper-parameters during training; None if all are given.
     """
 
@@ -49,16 +49,24 @@ class Method:
     estimator: GradientEstimator
     process: PersonalizedProcess
     config_hash: str
-    num_examples: Mapping[str, int]
+    amounts: Mapping[str, float] | None = None
     weight_cap: int = 1
-    is_weighted: bool = False
     hook: Hook | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether clients have weights in means."""
+        return self.amounts is not None
 
     @property
     def client_state_type(self) -> Any:
         """The TFF type of a client's state."""
         member: Any = self.process.init_client.type_signature.result
         return member.member
+
+    def _budget_epsilons(self, client_ids: Sequence[str]) -> np.ndarray:
+        budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
+        return np.array([math.inf if one is None else one.epsilon for one in budgets])
 
     def examples(self, split: str) -> Examples:
         """Returns a reader of clients' examples of one split, padded to a few sizes."""
@@ -92,11 +100,7 @@ class Method:
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)
         client_ids = [self.clients.client_ids[place] for place in chosen]
-        budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
-        set_by_runtime = {
-            "client_index": chosen,
-            "budget_epsilon": np.array([math.inf if one is None else one.epsilon for one in budgets]),
-        }
+        set_by_runtime = {"client_index": chosen, "budget_epsilon": self._budget_epsilons(client_ids)}
         hparams = {name: set_by_runtime[name] for name, one in self.algorithm.hparams.items() if one.is_set_by_runtime}
         hparams |= {name: values[chosen] for name, values in self.hparams.items()}
         columns = client_params_columns(
@@ -106,9 +110,9 @@ class Method:
             hparams={**hparams, **(changed or {})},
             seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
-            weights=self.plan.weights(self.num_examples, client_ids, self.weight_cap, round_number)
-            if self.is_weighted
-            else None,
+            weights=None
+            if self.amounts is None
+            else self.plan.weights(self.amounts, client_ids, self.weight_cap, round_number),
             **self.plan.release_values(is_weighted=self.is_weighted),
         )
         params_type = client_params_type(

@@ -108,6 +108,8 @@ class SiloCosts(Settings):
       last_round: last round in which the silo took part, before its budget was spent or training ended.
       claim: claim for this silo; `none` where the silo, or the run, has no guarantee.
       claim_reason: reason for the claim, in one line.
+      noise_label: epsilon that an asymptotic formula states for the silo's noise, which is no guarantee; None if the
+        noise follows from `epsilon_target`.
     """
 
     id: str
@@ -122,6 +124,7 @@ class SiloCosts(Settings):
     last_round: int
     claim: str
     claim_reason: str
+    noise_label: float | None = None
 
 
 class UserSums(Settings):
@@ -261,6 +264,7 @@ class SiloFacts(StatementFacts, tag="silos"):
       row_influence: protected unit of a graph and number of records it changes; None where each record is a unit.
       other_releases: releases in the ledgers besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
+      level: `own` if each silo's noise suits the silo's target; `minimum` if it suits the smallest target of all silos.
     """
 
     are_users = False
@@ -272,6 +276,12 @@ class SiloFacts(StatementFacts, tag="silos"):
     row_influence: RowInfluence | None = None
     other_releases: tuple[str, ...] = ()
     num_examples_are_noised: bool = False
+    level: Literal["own", "minimum"] = "own"
+
+    @property
+    def labels(self) -> tuple[float, ...]:
+        """The epsilons that an asymptotic formula states for silos' noise; empty where noise follows from targets."""
+        return tuple(silo.noise_label for silo in self.silos if silo.noise_label is not None)
 
     @property
     def unit(self) -> str:

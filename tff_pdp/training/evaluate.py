@@ -45,7 +45,7 @@ from tff_pdp.training.counted import enter_finished
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
-from tff_pdp.training.rounds import evaluate_clients, ready_states
+from tff_pdp.training.rounds import evaluate_clients, ready_states, warning_of
 from tff_pdp.training.run_folder import read_metrics
 
 
@@ -160,7 +160,10 @@ def _report(
     facts = facts_of(config, trained)
     scores = _scores(first, metrics)
     words = USERS if facts.are_users else SILOS
-    notes = [f"{method.algorithm.title}: {method.plan.warning}" for method, _ in trained if method.plan.warning]
+    warnings = [
+        (method, text) for method, state in trained for text in (method.plan.warning, warning_of(method, state))
+    ]
+    notes = [f"{method.algorithm.title}: {text}" for method, text in warnings if text]
     notes += left_out_notes(first.model.metric, scores, words)
     by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
     notes += pooled_notes(first.model.metric, by_title, words)

@@ -86,6 +86,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         row_influence=plans[0].row_influence,
         other_releases=_other_releases([state for _, state in trained]),
         num_examples_are_noised=any(plan.num_examples_are_noised for plan in plans),
+        level=getattr(getattr(config.privacy, "budgets", None), "level", "own"),
     )
 
 

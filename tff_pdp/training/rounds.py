@@ -107,6 +107,11 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
     return dataclasses.replace(after, hook=method.hook.after(state.hook, _observed(state), _observed(after)))
 
 
+def warning_of(method: Method, state: Checkpoint) -> str:
+    """Returns the method's warning about a training, from the state after a round; empty where there is none."""
+    return method.algorithm.warning(state.server_state["algorithm"]) if method.algorithm.warning else ""
+
+
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:

@@ -34,7 +34,7 @@ from tff_pdp.training.record.releases import (
     set_aside,
     surroundings_of,
 )
-from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
+from tff_pdp.training.rounds import evaluate_clients, first_state, run_round, warning_of
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
     append_metrics,
@@ -98,9 +98,10 @@ def train(
             for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
                 spending.before_round(round_number)
                 started = time.monotonic()
-                before, state = state, run_round(method, state, round_number, train_data)
+                state = run_round(method, state, round_number, train_data)
                 seconds = time.monotonic() - started
-                _warn(method, before, state)
+                if round_number == rounds.start and (text := warning_of(method, state)):
+                    tqdm.write(f"{name}: warning: {text}", file=sys.stderr)
                 is_last = round_number == config.training.rounds
                 if is_last or round_number % config.training.evaluate_every == 0:
                     metrics = _validation_metrics(method, state, validation_data, train_data)
@@ -165,14 +166,6 @@ def save(folder: Path, state: Checkpoint) -> None:
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):
         state.client_states.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
-
-
-def _warn(method: Method, before: Checkpoint, after: Checkpoint) -> None:
-    """Prints what the method has to say to the person who trains after a round, if anything."""
-    if method.algorithm.warning is None:
-        return
-    if text := method.algorithm.warning(before.server_state["algorithm"], after.server_state["algorithm"]):
-        tqdm.write(f"{method.algorithm.name}: warning: {text}", file=sys.stderr)
 
 
 def _validation_metrics(

@@ -98,3 +98,19 @@ def test_infinite_epsilon_asks_for_no_privacy():
 def test_errors_name_the_key(content, message):
     with pytest.raises(ConfigError, match=message):
         budgets_of(content, SILOS)
+
+
+def test_with_level_minimum_noise_suits_the_least_epsilon_and_each_silos_own_delta():
+    silos = {"silo_a": {"epsilon": 3, "delta": 1e-5}, "silo_b": 0.5, "silo_c": math.inf}
+    content = {"kind": "by_silo", "silos": silos, "delta": 1e-4}
+    own, least = (read_settings(Budgets, {**content, "level": level}, "test") for level in ("own", "minimum"))
+    budgets = least.assign(SILOS)
+    # The budgets themselves stay what they are.
+    assert budgets == own.assign(SILOS) == own.calibrated_to(budgets)
+    assert least.calibrated_to(budgets) == {
+        "silo_a": SiloBudget(0.5, 1e-5),
+        "silo_b": SiloBudget(0.5, 1e-4),
+        "silo_c": SiloBudget(0.5, 1e-4),
+    }
+    with pytest.raises(ConfigError, match=r"level must be one of minimum, own, not 'maximum'"):
+        read_settings(Budgets, {**content, "level": "maximum"}, "test")

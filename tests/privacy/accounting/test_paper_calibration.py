@@ -6,7 +6,7 @@ from tests.privacy.accounting.anchor_support import CALIBRATED
 from tests.rounding import as_printed, gamma
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds, poisson_gaussian_event
-from tff_pdp.privacy.accounting.calibration import paper_epsilon, paper_noise_multiplier
+from tff_pdp.privacy.accounting.calibration import asymptotic_noise_multiplier, paper_epsilon, paper_noise_multiplier
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.plans.plan import PlannedTraining
 from tff_pdp.privacy.plans.silo_example import SiloExample
@@ -64,3 +64,25 @@ def test_a_plan_takes_its_noise_from_the_calibration_it_names():
     assert paper.build_ledger() is not None
     with pytest.raises(ConfigError, match=r"privacy\.noise_calibration must be one of .*, not 'hopeful'"):
         plan(noise_calibration="hopeful")
+
+
+@pytest.mark.parametrize(("label", "true"), [(0.1, 0.0135), (0.5, 0.077), (1, 0.167), (3, 0.54), (10, 2.8), (20, 19.2)])
+def test_true_epsilons_of_asymptotic_labels(label, true):
+    """Silos of 6000 images, batches of 64, and 20 rounds of 93 steps, as in the PFA paper."""
+    noise = asymptotic_noise_multiplier(label, 1e-5, 64 / 6000, 20 * 93)
+    assert noise == pytest.approx(10 * 64 / 6000 * math.sqrt(1860 * 5) / label)
+    found = epsilon_bounds(poisson_gaussian_event(64 / 6000, noise, 1860), 1e-5)
+    assert found.rdp == pytest.approx(true, rel=0.02)
+
+
+def test_with_small_batches_a_label_is_a_fortieth_of_the_true_epsilon():
+    noise = asymptotic_noise_multiplier(10, 1e-5, 4 / 6000, 8000)
+    found = epsilon_bounds(poisson_gaussian_event(4 / 6000, noise, 8000), 1e-5)
+    assert found.rdp == pytest.approx(438, rel=0.02)
+    assert found.best == pytest.approx(390, rel=0.02)
+
+
+@pytest.mark.parametrize(("epsilon", "least", "most"), [(0.1, 14.5, 16.3), (10, 0.60, 0.64)])
+def test_noise_of_the_pfa_papers_silos(epsilon, least, most):
+    """The papers' 20 rounds of 93 steps, and one to find the groups."""
+    assert least < calibrate_noise_multiplier(epsilon, 1e-5, 64 / 6000, 21 * 93) < most

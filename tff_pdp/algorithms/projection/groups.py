@@ -103,10 +103,10 @@ class Groups:
             return tf.cast(ranks < math.ceil(self.liberal_share * self.num_clients * (1 - 1e-9)), tf.float32)
         return liberal_by_norm(aggregates["update"]["rows"], aggregates["update"]["present"], self.paper_raw_norms)
 
-    def warning(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-        """Returns a warning where fewer than three silos are liberal, after the round that decides; else nothing."""
-        count = int(np.sum(after["is_liberal"]))
-        if int(before["round"]) or count >= min(ENOUGH_LIBERAL_SILOS, self.num_clients):
+    def warning(self, state: Mapping[str, Any]) -> str:
+        """Returns a warning where fewer than three silos are liberal, after the first round; else nothing."""
+        count = int(np.sum(state["is_liberal"]))
+        if count >= min(ENOUGH_LIBERAL_SILOS, self.num_clients):
             return ""
         return (
             f"{count} of {self.num_clients} silos are liberal: the shared model follows their data almost alone. Where "

@@ -8,17 +8,16 @@ import csv
 import dataclasses
 import hashlib
 import io
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from statistics import NormalDist
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.settings import Delta, Epsilon, Finite, Name, Positive, Settings, read_settings, read_yaml
+from tff_pdp.privacy.accounting.budget_distributions import Distributions
+from tff_pdp.settings import Delta, Epsilon, Name, Settings, read_settings, read_yaml
 
 _KEY = "privacy.budgets"
 
@@ -45,65 +44,30 @@ class SiloBudget:
             raise ConfigError(f"delta must be a number above 0 and below 1, not {self.delta!r}")
 
 
-class LogUniform(Settings, tag_field="kind", tag="log_uniform"):
-    """Draws epsilons whose logarithm is uniform.
+class SiloBudgets(Settings):
+    """The section `privacy.budgets`: a budget for every silo.
 
     Attributes:
-      low: the smallest epsilon.
-      high: the largest epsilon.
+      level: `own`, each silo's noise suits the silo's own budget; or `minimum`, each silo's noise suits the smallest
+        epsilon of all silos, at the silo's own delta, so that silos with larger budgets spend less than they may.
     """
 
-    low: Positive
-    high: Positive
+    level: Literal["own", "minimum"] = "own"
 
-    def __post_init__(self):
-        if not self.low < self.high:
-            raise ValueError(f"low {self.low:g} must be below high {self.high:g}")
+    def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
+        """Returns every silo's budget by client id; the ids are in sorted order."""
+        raise NotImplementedError
 
-    def quantile(self, first: float, second: float) -> float:
-        """Maps two independent uniform numbers in (0, 1) to an epsilon of this distribution."""
-        return self.low * math.exp(first * math.log(self.high / self.low))
+    def calibrated_to(self, budgets: Mapping[str, SiloBudget]) -> dict[str, SiloBudget]:
+        """Returns the budgets that silos' noise is calibrated to, by client id; none is above the silo's own budget.
 
-
-class Component(Settings):
-    """One Gaussian of a mixture.
-
-    Attributes:
-      share: fraction of the silos that draw from this Gaussian, in (0, 1].
-      mean: mean of the Gaussian.
-      stddev: standard deviation of the Gaussian.
-    """
-
-    share: Annotated[float, Meta(gt=0, le=1)]
-    mean: Finite
-    stddev: Positive
-
-
-class NormalMixture(Settings, tag_field="kind", tag="normal_mixture"):
-    """Draws epsilons from a mixture of Gaussians, for example nine silos in ten around 0.5 and one around 10.
-
-    Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021.
-
-    Attributes:
-      components: the Gaussians, whose shares sum to 1.
-      minimum: smallest epsilon; lower draws are set to `minimum`.
-    """
-
-    components: Annotated[tuple[Component, ...], Meta(min_length=1)]
-    minimum: Positive
-
-    def __post_init__(self):
-        total = math.fsum(one.share for one in self.components)
-        if not math.isclose(total, 1, abs_tol=1e-6):
-            raise ValueError(f"the shares of the components must sum to 1, not {total:g}")
-
-    def quantile(self, first: float, second: float) -> float:
-        """Maps two independent uniform numbers in (0, 1) to an epsilon of this distribution."""
-        below = itertools.accumulate(one.share for one in self.components)
-        chosen = next(
-            (one for one, end in zip(self.components, below, strict=True) if first < end), self.components[-1]
-        )
-        return max(self.minimum, NormalDist(chosen.mean, chosen.stddev).inv_cdf(second))
+        Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021, baseline
+        `Minimum`.
+        """
+        if self.level == "own":
+            return dict(budgets)
+        least = min((one.epsilon for one in budgets.values()), default=math.inf)
+        return {client_id: SiloBudget(least, one.delta) for client_id, one in budgets.items()}
 
 
 class OwnBudget(Settings):
@@ -118,7 +82,7 @@ class OwnBudget(Settings):
     delta: Delta | None = None
 
 
-class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
+class OneForAll(SiloBudgets, tag_field="kind", tag="one_for_all"):
     """Assigns the same budget to every silo.
 
     Attributes:
@@ -134,7 +98,7 @@ class OneForAll(Settings, tag_field="kind", tag="one_for_all"):
         return dict.fromkeys(sorted(client_ids), SiloBudget(self.epsilon, self.delta))
 
 
-class Cycled(Settings, tag_field="kind", tag="cycled"):
+class Cycled(SiloBudgets, tag_field="kind", tag="cycled"):
     """Assigns the epsilons of a list to the silos in the order of their names; the list is repeated as needed.
 
     Attributes:
@@ -151,10 +115,11 @@ class Cycled(Settings, tag_field="kind", tag="cycled"):
         return {name: SiloBudget(self.epsilons[place % length], self.delta) for place, name in enumerate(names)}
 
 
-class Drawn(Settings, tag_field="kind", tag="drawn"):
-    """Draws an epsilon for every silo, from the seed and the silo's name alone: never from data or from other silos.
+class Drawn(SiloBudgets, tag_field="kind", tag="drawn"):
+    """Draws an epsilon for every silo, from the seed and silos' names alone, never from data.
 
-    A silo keeps its epsilon when others join or leave. The draws are independent and the same on every machine.
+    The draws are the same on every machine. They are independent, and a silo keeps its epsilon when others join or
+    leave, unless the distribution has `exact_shares`: a silo's epsilon then depends on the names of all silos.
 
     Attributes:
       distribution: distribution of epsilon.
@@ -162,24 +127,25 @@ class Drawn(Settings, tag_field="kind", tag="drawn"):
       seed: seed of the draws.
     """
 
-    distribution: LogUniform | NormalMixture
+    distribution: Distributions
     delta: Delta
     seed: int = 0
 
     def assign(self, client_ids: Collection[str]) -> dict[str, SiloBudget]:
         """Returns every silo's budget by client id; the ids are in sorted order.
 
+        >>> from tff_pdp.privacy.accounting.budget_distributions import LogUniform
         >>> spread = Drawn(distribution=LogUniform(low=0.5, high=8), delta=1e-5)
         >>> {silo: round(budget.epsilon, 3) for silo, budget in spread.assign(["a", "b"]).items()}
         {'a': 2.766, 'b': 5.665}
         >>> spread.assign(["b"])["b"] == spread.assign(["a", "b"])["b"]
         True
         """
-        quantile = self.distribution.quantile
-        return {name: SiloBudget(quantile(*_uniforms(self.seed, name)), self.delta) for name in sorted(client_ids)}
+        drawn = self.distribution.draw({name: _uniforms(self.seed, name) for name in sorted(client_ids)})
+        return {name: SiloBudget(epsilon, self.delta) for name, epsilon in drawn.items()}
 
 
-class BySilo(Settings, tag_field="kind", tag="by_silo"):
+class BySilo(SiloBudgets, tag_field="kind", tag="by_silo"):
     """Assigns a separate budget to every silo.
 
     Attributes:
@@ -202,7 +168,7 @@ class BySilo(Settings, tag_field="kind", tag="by_silo"):
         return _given_by_name(f"{_KEY}.silos", self.silos, places, self, client_ids)
 
 
-class FromFile(Settings, tag_field="kind", tag="from_file"):
+class FromFile(SiloBudgets, tag_field="kind", tag="from_file"):
     """Reads every silo's budget from a file.
 
     Attributes:

@@ -1,10 +1,11 @@
-"""Finds how many rounds a silo's budget allows, and the noise that the MR-MTL paper's released code chooses.
+"""Finds how many rounds a silo's budget allows, and the noise that two papers' released code chooses.
 
 A silo leaves a run after the last round that fits into its budget; this round is known before the run starts.
 
-The paper's code chooses noise by Renyi differential privacy at few orders, with a loose conversion to epsilon. Use this
-noise to compare with published figures. `tff_pdp.privacy.accounting.accountants` bounds the true epsilon of this noise,
-which is well below the epsilon that the noise was chosen for.
+The MR-MTL paper's code chooses noise by Renyi differential privacy at few orders, with a loose conversion to epsilon.
+Use this noise to compare with published figures. `tff_pdp.privacy.accounting.accountants` bounds the true epsilon of
+this noise, which is well below the epsilon that the noise was chosen for. The PFA paper's code chooses noise by an
+asymptotic formula, whose epsilon bounds nothing.
 """
 
 import bisect
@@ -141,6 +142,32 @@ def paper_epsilon(
         accountant.compose(event, count)
     orders = np.array(_ORDERS)
     return float(np.min(accountant.rdp + math.log(1 / delta) / (orders - 1)))
+
+
+def asymptotic_noise_multiplier(
+    epsilon: float, delta: float, sampling_rate: float, steps: int, other_events: Iterable[dp_accounting.DpEvent] = ()
+) -> float:
+    """Computes the noise multiplier `10 q sqrt(steps * -log10(delta)) / epsilon` of the PFA paper's released code.
+
+    Guarantee: none for `epsilon`, which is a label. The formula is the shape of a bound for many steps and small
+    epsilons, with a constant of the authors' choice; the true epsilon is between a tenth of the label and forty times
+    the label in the papers' settings.
+
+    Args:
+      epsilon: the label; for an infinite label 0 is returned.
+      delta: delta of (epsilon, delta)-DP, in (0, 1).
+      sampling_rate: q, probability that one record takes part in one step.
+      steps: planned number of noisy sums.
+      other_events: other releases of the same silo; the formula has no place for them.
+
+    Source: the released code of Liu et al., "Projected federated averaging with heterogeneous differential privacy",
+    VLDB 2021; after Abadi et al., "Deep learning with differential privacy", 2016, theorem 1.
+
+    >>> round(asymptotic_noise_multiplier(1.0, 1e-5, 0.01, 2000), 6)
+    10.0
+    """
+    del other_events
+    return 10 * sampling_rate * math.sqrt(steps * -math.log10(delta)) / epsilon
 
 
 @functools.lru_cache(maxsize=4096)

@@ -94,7 +94,13 @@ class PlanSettings(Settings):
                 "protect a silo's examples: it is for users (privacy.kind user, or none with unit user)"
             )
         if weighting == "paper_capped_num_examples":
-            raise ConfigError(f"training.weighting {weighting!r} is for users; for silos use uniform or num_examples")
+            raise ConfigError(
+                f"training.weighting {weighting!r} is for users; for silos use uniform, num_examples or budget"
+            )
+        if weighting == "budget" and getattr(self, "budgets", None) is None:
+            raise ConfigError(
+                f"training.weighting 'budget' needs privacy.budgets, and privacy.kind {self.kind} has none"
+            )
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people, or the examples, that a data set's rows are made from.
@@ -268,12 +274,12 @@ class PrivacyPlan(abc.ABC):
 
     @abc.abstractmethod
     def weights(
-        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+        self, amounts: Mapping[str, float], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
         """Returns clients' weights in a mean: float64 `[clients]`.
 
         Args:
-          num_examples: number of examples of every client, public or noised.
+          amounts: what every client counts by: its number of examples, public or noised, or its budget's epsilon.
           client_ids: clients whose weights are returned.
           cap: number of examples from which on a user has weight 1.
           round_number: number of the round, from 1.
@@ -315,6 +321,14 @@ class PrivacyPlan(abc.ABC):
     def planned_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
         """Counts every planned release about a scope, by event, without the fixed events."""
         return self.training_counts(scope)
+
+    def all_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
+        """Counts every planned release about a scope, by event, and the charge for drawn noise."""
+        counts = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
+        if scope in self.drawn_noise:
+            counts[self.drawn_noise[scope]] = 1
+        counts.update(self.planned_counts(scope))
+        return counts
 
     def charge_search(self, ledger: Ledger) -> None:
         """Records every silo's search, and the rounds of the pivot run, in the ledger before any run begins.
@@ -398,12 +412,9 @@ class PrivacyPlan(abc.ABC):
         for entry in ledger.entries:
             recorded[entry.scope, entry.event] += entry.count
         for scope in self.budgets:
-            planned = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
-            if scope in self.drawn_noise:
-                planned[self.drawn_noise[scope]] = 1
-            planned.update(self.planned_counts(scope))
             # All together: each event alone may fit where their sum does not.
-            ledger.precheck(scope, {event: max(0, count - recorded[scope, event]) for event, count in planned.items()})
+            planned = self.all_counts(scope).items()
+            ledger.precheck(scope, {event: max(0, count - recorded[scope, event]) for event, count in planned})
 
     def guaranteed_epsilon(self, ledger: Ledger, client_id: str) -> EpsilonBounds:
         """Returns the epsilon that may be claimed for a client's releases: the spent epsilon."""

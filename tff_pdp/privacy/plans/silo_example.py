@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import dp_accounting
 import numpy as np
+from msgspec.structs import replace
 
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import (
@@ -19,7 +20,11 @@ from tff_pdp.privacy.accounting.accountants import (
     poisson_gaussian_event,
 )
 from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
-from tff_pdp.privacy.accounting.calibration import paper_noise_multiplier, rounds_within_budget
+from tff_pdp.privacy.accounting.calibration import (
+    asymptotic_noise_multiplier,
+    paper_noise_multiplier,
+    rounds_within_budget,
+)
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
 from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.ledger import Ledger
@@ -28,6 +33,7 @@ from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
+from tff_pdp.privacy.plans.labels import label_warning, with_true_budgets
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
 from tff_pdp.settings import Positive, Share
 
@@ -59,6 +65,8 @@ class SiloExamplePlan(PrivacyPlan):
       selection_epsilons: by client id, epsilon of each cluster selection, a float32; empty without privacy, where
         selections have no noise.
       sampler: sampler of batches.
+      labels: by client id, the epsilon that `noise_calibration: paper_asymptotic` states for the silo's noise, which is
+        no guarantee; empty with other calibrations.
     """
 
     mechanisms: Mapping[str, SiloMechanism]
@@ -68,6 +76,7 @@ class SiloExamplePlan(PrivacyPlan):
     selection_rounds: int = 0
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
+    labels: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def estimator(self, model: "Model") -> "GradientEstimator":
         """Builds DP-SGD with the plan's sampler and generator."""
@@ -93,12 +102,12 @@ class SiloExamplePlan(PrivacyPlan):
         }
 
     def weights(
-        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+        self, amounts: Mapping[str, float], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
-        """Returns silos' numbers of examples, divided by their mean over the silos that take part in the round."""
-        sizes = np.array([num_examples[client_id] for client_id in client_ids], np.float64)
-        present = [num_examples[one] for one in num_examples if self.takes_part(one, round_number)]
-        return sizes / np.mean(present) if present else sizes
+        """Returns silos' amounts, divided by their mean over the silos that take part in the round."""
+        own = np.array([amounts[client_id] for client_id in client_ids], np.float64)
+        present = [amounts[one] for one in amounts if self.takes_part(one, round_number)]
+        return own / np.mean(present) if present else own
 
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
         """Returns the claim for one silo and its reason; the claim is `none` if the silo trains without noise."""
@@ -113,14 +122,21 @@ class SiloExamplePlan(PrivacyPlan):
         return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
-        """Returns a silo's number of examples, noise, sampling rate and last round."""
+        """Returns a silo's number of examples, noise, sampling rate and last round, and its label if there is one."""
         mechanism = self.mechanisms[client_id]
+        label = {"noise_label": self.labels[client_id]} if self.labels else {}
         return {
             "num_train": self.num_examples[client_id],
             "noise_multiplier": mechanism.noise_multiplier,
             "sampling_rate": mechanism.sampling_rate,
             "last_round": self.last_rounds[client_id],
+            **label,
         }
+
+    @property
+    def warning(self) -> str:
+        """A warning that labels are no epsilons, with the true epsilons; empty where there are no labels."""
+        return label_warning(self.labels, self.budgets)
 
     @property
     def steps(self) -> int:
@@ -230,7 +246,11 @@ class SiloSettings(PlanSettings):
     selection_loss_bound: Positive = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-CALIBRATIONS = {"tightest": calibrate_noise_multiplier, "paper_rdp": paper_noise_multiplier}
+CALIBRATIONS = {
+    "tightest": calibrate_noise_multiplier,
+    "paper_rdp": paper_noise_multiplier,
+    "paper_asymptotic": asymptotic_noise_multiplier,
+}
 
 
 class SiloExample(SiloSettings):
@@ -241,15 +261,17 @@ class SiloExample(SiloSettings):
       clip_norm: C, L2 bound on each example's gradient.
       noise_multiplier: z, equal for all silos; each silo leaves when its budget is spent. By default every silo stays
         to the last round, with the noise that the silo's budget needs.
-      noise_calibration: `tightest`, the least noise that a budget allows; or `paper_rdp`, the larger noise that the
-        MR-MTL paper's released code chooses, to compare with published figures.
+      noise_calibration: `tightest`, the least noise that a budget allows; `paper_rdp`, the larger noise that the
+        MR-MTL paper's released code chooses, to compare with published figures; or `paper_asymptotic`, the noise of the
+        PFA paper's released code. Epsilons of `budgets` are then labels and no guarantee: each silo's budget is the
+        true epsilon of its planned training, which may be smaller or much larger than the label.
       selection_share: fraction of a silo's epsilon that each private selection of a cluster costs.
     """
 
     budgets: Budgets
     clip_norm: Positive = 1.0
     noise_multiplier: Positive | None = None
-    noise_calibration: Literal["tightest", "paper_rdp"] = "tightest"
+    noise_calibration: Literal["tightest", "paper_rdp", "paper_asymptotic"] = "tightest"
     selection_share: Share = 0.03
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
@@ -278,9 +300,23 @@ class SiloExample(SiloSettings):
                 "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
                 "privacy.noise_multiplier and privacy.noise_calibration"
             )
+        if self.noise_calibration != "paper_asymptotic":
+            return self._calibrated(training)
+        if self.noise_multiplier is not None or training.num_examples_are_noised:
+            raise ConfigError(
+                "privacy.noise_calibration paper_asymptotic needs public numbers of examples, as budgets are computed "
+                "from them, and sets the noise: set num_examples to public, and leave out privacy.noise_multiplier"
+            )
+        # With level `minimum` the budget, too, is that of a silo's own label.
+        own = replace(self, budgets=replace(self.budgets, level="own"))
+        return with_true_budgets(self._calibrated(training), own._calibrated(training))
+
+    def _calibrated(self, training: PlannedTraining) -> SiloExamplePlan:
+        """Builds the plan with the noise that the calibration chooses, and with the configured budgets."""
         noise = _noise_and_last_round if training.search is None else _noise_of_search
         silos = calibrated_silos(self, training, noise)
-        epsilons = {client_id: self.selection_epsilon(budget) for client_id, budget in silos["budgets"].items()}
+        calibrated_to = self.budgets.calibrated_to(silos["budgets"])
+        epsilons = {client_id: self.selection_epsilon(budget) for client_id, budget in calibrated_to.items()}
         claim, reason = _claim(self, training)
         return SiloExamplePlan(
             unit="silo_example",
@@ -306,7 +342,7 @@ class PlannedSilo(NamedTuple):
 
     Attributes:
       client_id: name of the silo.
-      budget: budget of the silo.
+      budget: the budget that noise is calibrated to: the silo's own or, with level `minimum`, a smaller one.
       sampling_rate: q, the probability that an example is in a batch.
       released_before: releases of the silo outside of rounds, and the event that charges for drawn noise.
     """
@@ -318,7 +354,7 @@ class PlannedSilo(NamedTuple):
 
 
 def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_round: Callable) -> dict[str, Any]:
-    """Calibrates every silo's noise to its own budget.
+    """Calibrates every silo's noise to its own budget or, with level `minimum`, to the smallest epsilon of all silos.
 
     Args:
       settings: settings with batch size, clip norm, noise multiplier, budgets and generator.
@@ -329,11 +365,16 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
       Fields of `SiloExamplePlan` by name.
 
     Raises:
-      ConfigError: a budget is missing, or a delta is too large to protect examples.
+      ConfigError: a budget is missing, a delta is too large to protect examples, or a level is given beside noise.
       BudgetError: a budget cannot be met, or no budget pays for a round.
     """
+    if settings.noise_multiplier is not None and settings.budgets.level != "own":
+        raise ConfigError(
+            f"privacy.budgets.level {settings.budgets.level} sets the noise: leave out privacy.noise_multiplier"
+        )
     silos, drawn_noise = [], {}
-    for client_id, budget in settings.budgets_of(sorted(training.num_examples)).items():
+    budgets = settings.budgets_of(sorted(training.num_examples))
+    for client_id, budget in settings.budgets.calibrated_to(budgets).items():
         size = training.num_examples[client_id]
         check_delta(client_id, budget, size)
         released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
@@ -355,7 +396,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         )
     return {
         "mechanisms": mechanisms,
-        "budgets": {silo.client_id: silo.budget for silo in silos},
+        "budgets": budgets,
         "num_examples": dict(training.num_examples),
         "gradients_per_round": dict(training.gradients_per_round),
         "rounds": training.rounds,

@@ -129,10 +129,10 @@ class UserPlan(PrivacyPlan):
         return {**clip_norm, "noise_share": self.noise_share} if self.noise_on_own_support else clip_norm
 
     def weights(
-        self, num_examples: Mapping[str, int], client_ids: Sequence[str], cap: int, round_number: int
+        self, amounts: Mapping[str, float], client_ids: Sequence[str], cap: int, round_number: int
     ) -> np.ndarray:
         """Returns users' weights: number of examples divided by `cap`, but at most 1."""
-        return capped_weights(np.array([num_examples[client_id] for client_id in client_ids], np.float64), cap)
+        return capped_weights(np.array([amounts[client_id] for client_id in client_ids], np.float64), cap)
 
     def planned_epsilon(self) -> float:
         """Bounds epsilon of a whole planned training; zero where nothing is released."""
@@ -338,9 +338,9 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
             f"algorithms.{algorithm.name} needs every client in every round: it is for silos. Methods for users share "
             "a part of the model, or tune it before it is used, such as centaur, udp_hypernet and dp_fed_avg_ft"
         )
-    if weighting == "num_examples":
+    if weighting in ("num_examples", "budget"):
         raise ConfigError(
-            "training.weighting num_examples is for silos: for users use uniform or paper_capped_num_examples"
+            f"training.weighting {weighting} is for silos: for users use uniform or paper_capped_num_examples"
         )
 
 

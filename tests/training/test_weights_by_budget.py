@@ -1,0 +1,94 @@
+"""Silos that count by their budgets in means, as in WeiAvg, and noise that suits the least budget, as in Minimum."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.build import build_method
+from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.training.evaluate import evaluate_experiment
+from tff_pdp.training.train import train
+
+FED_AVG = {"algorithms": {"fed_avg": {}}, "export__algorithm": "fed_avg"}
+
+
+def budgets(*epsilons, **others):
+    return {"kind": "cycled", "epsilons": list(epsilons), "delta": 1e-4, **others}
+
+
+def test_equal_budgets_train_the_bits_of_fed_avg(experiment):
+    # An epsilon whose multiples are no floating-point numbers.
+    given = {**FED_AVG, "privacy__budgets": budgets(2.3), "training__rounds": 3}
+    states = [
+        train(experiment(weighting, **given, training__weighting=weighting), "fed_avg", progress=False)
+        for weighting in ("uniform", "budget")
+    ]
+    one, other = ([state.server_state["algorithm"]["weights"], *state.client_states] for state in states)
+    assert one[0].keys() == other[0].keys() and len(one[0]) > 1
+    for name, values in one[0].items():
+        np.testing.assert_array_equal(values, other[0][name])
+    assert np.abs(one[0]["dense_0/kernel"]).max() > 0
+
+
+def test_weights_are_epsilons_over_their_mean(experiment):
+    given = {**FED_AVG, "privacy__budgets": budgets(1, 2, 6), "training__weighting": "budget"}
+    method = build_method(experiment(**given), "fed_avg")
+    key = RunKey.from_test_seed(3)
+    assert [one["weight"] for one in method.client_params(key, 1)] == [np.float32(w) for w in (1 / 3, 2 / 3, 2)]
+    least = build_method(experiment("least", **given, privacy__budgets__level="minimum"), "fed_avg")
+    # The noise is that of the least budget, for each silo's size; a silo's say is that of its own.
+    assert [one["weight"] for one in least.client_params(key, 1)] == [np.float32(w) for w in (1 / 3, 2 / 3, 2)]
+    assert least.plan.budgets == method.plan.budgets
+
+
+def test_the_mean_is_weighted_by_budgets(experiment):
+    """Against the silos' own models after the same steps, which local training keeps."""
+    given = {**FED_AVG, "privacy__budgets": budgets(2, 4, 10), "training__rounds": 1, "training__weighting": "budget"}
+    state = train(experiment(**given), "fed_avg", progress=False)
+    alone = {**given, "algorithms": {"local_only": {}}, "export__algorithm": "local_only"}
+    silos = train(experiment("alone", **alone), "local_only", progress=False)
+    trained = np.array([one["weights"]["dense_0/kernel"] for one in silos.client_states], np.float64)
+    expected = np.average(trained, axis=0, weights=[2, 4, 10])
+    found = state.server_state["algorithm"]["weights"]["dense_0/kernel"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(trained).max())
+    assert np.abs(expected - trained.mean(axis=0)).max() > 1e-3 * np.abs(trained).max()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"privacy__kind": "none"}, "'budget' needs privacy.budgets, and privacy.kind none has none"),
+        (
+            {"privacy__budgets": budgets(1, math.inf)},
+            "finite budgets, and that of 1 silos, for example 'silo_01', is inf",
+        ),
+    ],
+)
+def test_weights_by_budgets_need_finite_budgets(experiment, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build_method(experiment(**FED_AVG, **overrides, training__weighting="budget"), "fed_avg")
+
+
+def test_reports_have_labels_beside_true_epsilons(experiment, capsys):
+    given = {
+        **FED_AVG,
+        "training__rounds": 2,
+        "training__test_only_seed": None,
+        "privacy__budgets": budgets(1, 3, 3, level="minimum"),
+        "privacy__noise_calibration": "paper_asymptotic",
+    }
+    config = experiment(**given)
+    state, method = train(config, "fed_avg", progress=False), build_method(config, "fed_avg")
+    assert f"fed_avg: warning: {method.plan.warning}" in capsys.readouterr().err
+    summary = evaluate_experiment(config)
+    assert [silo["noise_label"] for silo in summary["silos"]] == [1, 3, 3]
+    for silo, (client_id, budget) in zip(summary["silos"], method.plan.budgets.items(), strict=True):
+        assert silo["epsilon_target"] == budget.epsilon
+        assert silo["epsilon_spent"] == state.ledger.epsilon(client_id).best <= budget.epsilon
+    page = (Path(config.output) / "report.html").read_text()
+    assert "ε label" in page and "is truly" in page
+    assert "The ε that the formula was asked for, between 1 and 3, is a label and no guarantee." in page
+    assert "The noise of every silo is that of the smallest label" in page
