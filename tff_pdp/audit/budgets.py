@@ -82,7 +82,7 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
     method = build_method(config, name)
     if not saved.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: audit with the run's own settings")
-    _check_plan(method, name)
+    check_plan(method.plan)
     check_readable(method)
     seed = model_seed(config)
     choices = dict(charges.choices)
@@ -130,7 +130,9 @@ def audit_text(content: Mapping[str, Any]) -> str:
     lines += [
         f"{content['title']}: budgets are inferable by whoever sees one upload of a silo (round 1, repeated with the "
         "run's key; nothing was released or charged)",
-        f"largest error of z: {_percent(largest['noise_multiplier'])}; of epsilon: {_percent(largest['epsilon'])}",
+        "largest error of z: {}; of epsilon: {}".format(
+            *(_percent(largest[key]).removeprefix("+") for key in ("noise_multiplier", "epsilon"))
+        ),
     ]
     if content["absent"]:
         lines.append(f"no upload in round 1: {', '.join(content['absent'])}")
@@ -151,16 +153,18 @@ def _run_of(config: ExperimentConfig, name: str, folder: Path) -> tuple[Checkpoi
     return saved, charges
 
 
-def _check_plan(method: Method, name: str) -> None:
-    plan = method.plan
+def check_plan(plan: Any) -> None:
+    """Checks that silos of a privacy plan have budgets that uploads may show.
+
+    Raises:
+      ConfigError: budgets are public, there are none, or no epsilon is known for the plan's batches.
+    """
     if plan.samples_clients:
         raise ConfigError("privacy.kind user has one budget for all users, which is public: there is nothing to read")
     if not plan.budgets:
         raise ConfigError("privacy.kind none has no budgets: there is nothing to read")
-    if plan.sampler != "poisson":  # pyright: ignore[reportAttributeAccessIssue]
+    if plan.sampler != "poisson":
         raise ConfigError("privacy.sampler must be poisson for an audit: no epsilon is known for shuffled epochs")
-    if plan.search is not None:
-        raise ConfigError(f"{name} was searched: only a run of `tff-pdp train` can be audited")
 
 
 def _check_repeatable(folder: Path, charges: Charges, arithmetic: Mapping[str, Any]) -> None:

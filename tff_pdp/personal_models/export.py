@@ -120,7 +120,10 @@ def _model_card(
         "rounds": state.round_number,
         "clients": len(served.models.client_ids),
         "unknown_clients": f"answered by {unknown_get}, with personalized = false",
-        **{key: privacy_report[key] for key in ("claim", "claim_reason", "composed", "budget_exposure", "personal_models")},
+        **{
+            key: privacy_report[key]
+            for key in ("claim", "claim_reason", "composed", "budget_exposure", "personal_models")
+        },
         "layout": served.layout,
     }
 
