@@ -35,6 +35,7 @@ experiment: from a file of settings to a method ready to run
 training: rounds of charging the ledger, training and saving checkpoints
 personal_models: from a trained method to served models
 verification: off-line checks of what lies on disk
+audit: what an observer can infer beyond the guarantee
 reproduce: published experiments, compared with the published figures
 commands: the class of each command
 cli: the command `tff-pdp`, with all commands

@@ -21,12 +21,18 @@ A whole experiment, in the order data flows:
   tff-pdp serve    --model-base-path runs/demo/export/digits
   tff-pdp predict  --config demo --client-id silo_03 --address localhost:8501
   tff-pdp verify   runs/demo                     checks digests and chains, computes epsilon, offline
+  tff-pdp audit    budgets --config demo --algorithm fed_avg    what uploads reveal of silos' budgets
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
 
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
 """
 
 _EXPERIMENT, _RECORD = "tff_pdp.commands.experiment", "tff_pdp.commands.record"
+AUDITS = command_line.Table(
+    "tff-pdp audit",
+    "Measure what an observer can infer from a run beyond the guarantee.",
+    {"budgets": "tff_pdp.commands.audit:AuditBudgets"},
+)
 COMMANDS = command_line.Table(
     "tff-pdp",
     _ABOUT,
@@ -40,6 +46,7 @@ COMMANDS = command_line.Table(
         "export": f"{_EXPERIMENT}:Export",
         "personalize": f"{_EXPERIMENT}:Personalize",
         "verify": f"{_RECORD}:Verify",
+        "audit": AUDITS,
         "seal": f"{_RECORD}:Seal",
         "serve": "serving.commands:Serve",
         "predict": f"{_EXPERIMENT}:Predict",

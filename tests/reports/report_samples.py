@@ -66,6 +66,7 @@ def sample_methods() -> tuple[MethodFacts, ...]:
             claim="formal-conditional",
             claim_reason="Formal if the sizes of the silos are public.",
             exported=name == "mr_mtl",
+            budget_exposure="none" if name == "local_only" else "inferable",
         )
         for name, title, _ in _METHODS
     )

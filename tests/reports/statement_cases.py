@@ -111,6 +111,7 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
     strange = replace(over, id="</p><b>& \"o' {{ 7 * 7 }}")
     yield "nameless", {"silos": [replace(silo, id="") for silo in (over, *early[1:])]}
     yield "nameless bare", {"silos": [replace(silo, id="") for silo in (bare[0], *early[1:])]}
+    yield "nothing uploaded", {"methods": claiming("formal", budget_exposure="none")}
     yield "one method of three", {"methods": methods[2:], **tuned(methods_compared=3)}
     yield "strange name", {"silos": (strange, *silos[1:])}
 

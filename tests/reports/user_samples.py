@@ -46,7 +46,12 @@ def sample_methods(**costs: UserCosts) -> tuple[MethodFacts, ...]:
     """Local training, FedAvg and MR-MTL, which is exported, with costs by name."""
     found = {"local_only": NOTHING, "fed_avg": COSTS, "mr_mtl": COSTS, **costs}
     return tuple(
-        replace(method, claim_reason="The number of users is treated as public", user_costs=found[method.name])
+        replace(
+            method,
+            claim_reason="The number of users is treated as public",
+            user_costs=found[method.name],
+            budget_exposure="public",
+        )
         for method in samples.sample_methods()
     )
 

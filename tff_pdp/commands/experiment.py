@@ -39,7 +39,7 @@ class EngineOptions(Settings):
         return {f"training.{name}": value for name, value in values.items() if value is not None}
 
 
-class _OnExperiment(Reporting):
+class OnExperiment(Reporting):
     """Reads an experiment.
 
     Attributes:
@@ -56,7 +56,7 @@ class _OnExperiment(Reporting):
         return _experiment(self.config, self.set, {**engine.overrides, **(further or {})})
 
 
-class Prepare(_OnExperiment):
+class Prepare(OnExperiment):
     """Turn raw client data into a client dataset (an Apache Beam job).
 
     The experiment's data.kind determines the form of data.input:
@@ -123,7 +123,7 @@ class Config(Command):
         return Outcome(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
-class _Resuming(_OnExperiment):
+class _Resuming(OnExperiment):
     """Computes rounds.
 
     Attributes:
@@ -213,7 +213,7 @@ class Tune(_Resuming):
         return {f"tuning.search.{key}": value for key, value in given.items() if value is not None}
 
 
-class Evaluate(_OnExperiment):
+class Evaluate(OnExperiment):
     """Test the personal models; write report.html and summary.json.
 
     Attributes:
@@ -232,7 +232,7 @@ class Evaluate(_OnExperiment):
         return Outcome(f"{summary_table(summary)}\nreport: {Path(config.output) / 'report.html'}", summary)
 
 
-class Export(_OnExperiment):
+class Export(OnExperiment):
     """Write the personal models as one SavedModel for TensorFlow Serving.
 
     Attributes:
@@ -276,7 +276,7 @@ class Export(_OnExperiment):
         return Outcome("\n".join(lines), content)
 
 
-class Personalize(_OnExperiment):
+class Personalize(OnExperiment):
     """Add clients to the export, fitted to their own examples.
 
     Only the clients' own part is fitted, starting from the global model: the head, a hypernetwork's descriptor of the
@@ -300,7 +300,7 @@ class Personalize(_OnExperiment):
         return Outcome(personalized_text(done), personalized_content(done))
 
 
-class Predict(_OnExperiment):
+class Predict(OnExperiment):
     """Ask a server for predictions on some of a client's test examples.
 
     Attributes:

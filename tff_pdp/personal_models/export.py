@@ -120,7 +120,10 @@ def _model_card(
         "rounds": state.round_number,
         "clients": len(served.models.client_ids),
         "unknown_clients": f"answered by {unknown_get}, with personalized = false",
-        **{key: privacy_report[key] for key in ("claim", "claim_reason", "composed", "personal_models")},
+        **{
+            key: privacy_report[key]
+            for key in ("claim", "claim_reason", "composed", "budget_exposure", "personal_models")
+        },
         "layout": served.layout,
     }
 
@@ -163,6 +166,7 @@ def _privacy_report(
             "in_other_folders": all_runs.elsewhere,
             "taken_for_granted": list(all_runs.notes),
         },
+        "budget_exposure": facts.budget_exposure,
         **costs,
         "not_covered": not_covered(are_users=facts.are_users, is_searched=method.plan.search is not None),
         "personal_models": export_text(claim, method.plan.row_influence, are_users=facts.are_users),

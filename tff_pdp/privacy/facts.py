@@ -18,6 +18,10 @@ Claim = Literal["formal", "formal-conditional", "empirical", "none"]
 CLAIMS: tuple[Claim, ...] = get_args(Claim)
 GUARANTEES = CLAIMS[:2]
 
+# Who can read budgets: whoever sees a client's upload (`inferable`), nobody from uploads, since none has noise of a
+# budget (`none`), or everybody, since there is one announced budget for all (`public`).
+BudgetExposure = Literal["inferable", "public", "none"]
+
 # The generators of random bits inside computations: `tff_pdp.privacy.mechanisms.random_bits`.
 Generator = Literal["philox", "chacha20"]
 _PHILOX = "random bits are Philox's, which is no cryptographic generator"
@@ -81,6 +85,7 @@ class MethodFacts(Settings):
       claim_reason: reason for the claim, in one line.
       exported: whether the models were written for serving.
       user_costs: what training cost every user; None where clients are silos.
+      budget_exposure: who can read the budgets that training was calibrated to.
     """
 
     name: str
@@ -89,6 +94,7 @@ class MethodFacts(Settings):
     claim_reason: str
     exported: bool
     user_costs: UserCosts | None = None
+    budget_exposure: BudgetExposure = "inferable"
 
 
 class SiloCosts(Settings):
@@ -246,6 +252,17 @@ class StatementFacts(Settings):
     def covered(self) -> tuple[MethodFacts, ...]:
         """The methods that the claim is about: the exported methods, or all methods if none was exported."""
         return tuple(method for method in self.methods if method.exported) or self.methods
+
+    @property
+    def budget_exposure(self) -> BudgetExposure:
+        """The largest exposure of budgets by a method."""
+        found = {method.budget_exposure for method in self.methods}
+        return next((one for one in ("inferable", "public") if one in found), "none")
+
+    @property
+    def exposing(self) -> tuple[MethodFacts, ...]:
+        """Methods whose uploads show clients' budgets."""
+        return tuple(method for method in self.methods if method.budget_exposure == "inferable")
 
     @property
     def compared(self) -> int:

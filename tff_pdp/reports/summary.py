@@ -288,6 +288,7 @@ def _privacy(statement: Statement) -> dict[str, Any]:
         "claim_reason": statement.claim_reason,
         "private": statement.private,
         "composed": to_builtins(statement.composed),
+        "budget_exposure": statement.facts.budget_exposure,
     }
 
 
@@ -295,7 +296,7 @@ def _algorithm_row(algorithm: content.AlgorithmResult) -> dict[str, Any]:
     figures = dataclasses.asdict(algorithm)
     facts = asdict(figures.pop("facts"))
     del figures["history"]
-    claim = {key: facts[key] for key in ("claim", "claim_reason", "exported")}
+    claim = {key: facts[key] for key in ("claim", "claim_reason", "exported", "budget_exposure")}
     return {**figures, **claim, **(asdict(facts["user_costs"]) if facts["user_costs"] else {})}
 
 

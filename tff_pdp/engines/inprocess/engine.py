@@ -114,6 +114,17 @@ class InProcessEngine(_tff.SyncContext):
                 program.mode = self.choices[program.fingerprint] = "loop"
                 return program.run(shared, own, "loop", self._clients_per_call)
 
+    def compute_alike(self, computation: Any, other: Any) -> None:
+        """Uses the mode that `auto` chose for `other`, if there is such a choice, for `computation` as well.
+
+        The same client work then has the same bits in both computations.
+        """
+        with self._invocation:
+            self._check_open()
+            mode = self.choices.get(self._load(other).fingerprint)
+            if mode is not None:
+                self.choices[self._load(computation).fingerprint] = mode
+
     def _load(self, computation: Any) -> LoadedProgram:
         # A TFF computation's hash serialises it, so the key is the id; the program keeps the computation and its id.
         key = id(computation)

@@ -25,7 +25,7 @@ from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import hashable
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
-from tff_pdp.privacy.facts import Claim, Generator
+from tff_pdp.privacy.facts import BudgetExposure, Claim, Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
@@ -288,6 +288,15 @@ class PrivacyPlan(abc.ABC):
     def claim_of(self, client_id: str) -> tuple[Claim, str]:
         """Returns the claim for one client and its reason; claims may differ between clients."""
         return self.claim, self.claim_reason
+
+    def budget_exposure(self, *, has_releases: bool) -> BudgetExposure:
+        """Returns who can read the budgets of a method; `has_releases` says whether the method's clients upload.
+
+        A silo's uploads show the silo's noise, hence z and epsilon. Users have one budget, which is public.
+        """
+        if self.samples_clients or not self.budgets:
+            return "public" if self.budgets else "none"
+        return "inferable" if has_releases else "none"
 
     def clients_without_noise(self) -> list[str]:
         """Lists clients without noise, because their budgets are infinite; empty if the plan claims nothing."""
