@@ -10,7 +10,7 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tests.unrun import parse
 from tff_pdp.cli import COMMANDS
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.accounting.budgets import OneForAll
+from tff_pdp.privacy.accounting.budgets import Drawn, OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.inputs import INPUTS, MADE_UP, digest_of, digest_of_data, find_input
@@ -22,9 +22,10 @@ from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, NAMES, SILO_METHODS
 def every_run():
     """One job of each method, variant and scale of each setting."""
     for name, setting in zip(NAMES, map(read_setting, NAMES), strict=True):
-        for scale in setting.scales:
+        for scale_name, scale in setting.scales.items():
             for variant in setting.variants:
-                yield name, scale, variant.name
+                if scale.variants is None or variant.name in scale.variants:
+                    yield name, scale_name, variant.name
 
 
 @pytest.mark.parametrize(("name", "scale", "variant"), every_run())
@@ -39,8 +40,9 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         scale_name=scale,
         variant_names=(variant,),
         methods=setting.methods,
-        lambdas=(0.5,) if setting.clients == "silos" else (),
+        lambdas=(0.5,) if set(GRID_METHODS) & set(setting.methods) else (),
         epsilons=setting.scales[scale].epsilons,
+        budgets=setting.scales[scale].budgets,
     )
     setting_variant = reproduction.variant(variant)
     digests = set()
@@ -48,10 +50,13 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         config = reproduction.config(job)
         ((algorithm, settings),) = config.algorithms.items()
         assert algorithm == METHODS[job.method].algorithm
-        is_private = math.isfinite(job.epsilon)
+        is_private = job.budget != math.inf
         assert config.privacy.is_private == is_private
-        if is_private:
-            assert config.privacy.budgets == OneForAll(epsilon=job.epsilon, delta=config.privacy.budgets.delta)
+        if isinstance(job.budget, str):
+            assert isinstance(config.privacy.budgets, Drawn)
+            assert config.privacy.budgets.seed == job.seed
+        elif is_private:
+            assert config.privacy.budgets == OneForAll(epsilon=job.budget, delta=config.privacy.budgets.delta)
         else:
             assert config.privacy.budgets_of(["a"]) == {}
         assert config.training.test_only_seed == job.seed
@@ -63,6 +68,8 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
     if setting_variant.is_paper and "mr_mtl_auto" in setting.methods:
         # The automatic lambda is not the paper's.
         expected -= 1
+    # Named budgets are decisive themselves; an epsilon is the job's.
+    expected *= len(setting.scales[scale].budgets) or 1
     if setting.scales[scale].takes_rounds:
         # The method with a budget; local training has none.
         expected += len({setting_variant.rounds_at(epsilon) for epsilon in setting.scales[scale].epsilons}) - 1
@@ -236,13 +243,13 @@ def test_a_digest_of_some_of_a_folders_files(tmp_path):
 def test_a_method_of_users_that_releases_nothing_is_run_once(tmp_path):
     methods = ("local_only", "centaur")
     users = build_reproduction(tmp_path, setting_name="mnist_writers", methods=methods, epsilons=(2.0, 8.0), seeds=1)
-    assert [(job.method, job.epsilon) for job in users.jobs()] == [
+    assert [(job.method, job.budget) for job in users.jobs()] == [
         ("local_only", math.inf),
         ("centaur", 2.0),
         ("centaur", 8.0),
     ]
     silos = build_reproduction(tmp_path, methods=("local_only",), epsilons=(2.0, 8.0), seeds=1)
-    assert [job.epsilon for job in silos.jobs()] == [2.0, 8.0]
+    assert [job.budget for job in silos.jobs()] == [2.0, 8.0]
 
 
 def test_published_rounds_go_with_their_epsilon_at_the_publications_scale(tmp_path):
