@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.reproduce.jobs import Job, Reproduction
@@ -16,21 +17,20 @@ _MEANS = {"local_only": 0.03, "fed_avg": 0.028, "mr_mtl": 0.026, "ditto": 0.029}
 
 def build_reproduction(output: Path, **changes) -> Reproduction:
     """Six jobs of School: three methods, two seeds."""
-    return dataclasses.replace(
-        Reproduction(
-            setting_name="school",
-            scale_name="full",
-            variant_names=("default",),
-            methods=("local_only", "fed_avg", "mr_mtl"),
-            epsilons=(6.0,),
-            seeds=2,
-            lambdas=(),
-            data_input=Path("school.mat"),
-            data_digest="the data",
-            output=output,
-        ),
+    given: dict[str, Any] = {
+        "setting_name": "school",
+        "scale_name": "full",
+        "variant_names": ("default",),
+        "methods": ("local_only", "fed_avg", "mr_mtl"),
+        "epsilons": (6.0,),
+        "seeds": 2,
+        "lambdas": (),
+        "data_input": Path("school.mat"),
+        "data_digest": "the data",
+        "output": output,
         **changes,
-    )
+    }
+    return Reproduction(**given)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Names a job's budget: one epsilon for all clients, or named budgets, which differ between silos."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tff_pdp.reports.words import plain
@@ -42,6 +42,12 @@ def budget_text(budget: Budget) -> str:
     return f"budgets {budget}" if isinstance(budget, str) else f"ε = {plain(budget)}"
 
 
-def in_order(budget: Budget) -> tuple[bool, float]:
-    """Returns a key that sorts epsilons by size and puts named budgets, in their order so far, after them."""
-    return (True, 0.0) if isinstance(budget, str) else (False, budget)
+def in_order(budgets: Iterable[Budget]) -> list[Budget]:
+    """Returns each budget once: epsilons by size, then names in the order in which they first occur.
+
+    >>> in_order([6.0, "mixed", "listed", 1.0, "mixed"])
+    [1.0, 6.0, 'mixed', 'listed']
+    """
+    found = list(dict.fromkeys(budgets))
+    epsilons = sorted(budget for budget in found if not isinstance(budget, str))
+    return [*epsilons, *(budget for budget in found if isinstance(budget, str))]

@@ -117,7 +117,7 @@ def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
 
 
 def _budgets(means: Sequence[Mean]) -> list[Budget]:
-    return sorted(dict.fromkeys(mean.budget for mean in means), key=in_order)
+    return in_order(mean.budget for mean in means)
 
 
 def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:

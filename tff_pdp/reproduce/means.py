@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tff_pdp.models.metrics import Metric
-from tff_pdp.reproduce.budget import Budget, from_entry
+from tff_pdp.reproduce.budget import Budget, from_entry, in_order
 from tff_pdp.reproduce.setting import Band, Statement
 
 
@@ -87,6 +87,12 @@ def cost(claimed: Mapping[str, Any]) -> float:
 def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the mean of a field over rows; None if rows lack the field, which only some settings have."""
     return statistics.fmean(row[name] for row in rows) if name in rows[0] else None
+
+
+def by_budget(means: Sequence[Mean]) -> list[Mean]:
+    """Sorts means by budget as `in_order` does; means under one budget keep their order."""
+    places = {budget: place for place, budget in enumerate(in_order(mean.budget for mean in means))}
+    return sorted(means, key=lambda mean: places[mean.budget])
 
 
 def best_of_grid(means: Sequence[Mean], metric: Metric) -> list[Mean]:

@@ -12,9 +12,9 @@ from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import FIXED_SEED
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reports.words import MISSING, USERS, plain, spent
-from tff_pdp.reproduce.budget import in_order, to_entry
+from tff_pdp.reproduce.budget import to_entry
 from tff_pdp.reproduce.jobs import Job, Reproduction
-from tff_pdp.reproduce.means import Mean, best_of_grid, cost, holds, means_over_seeds, measured_in
+from tff_pdp.reproduce.means import Mean, best_of_grid, by_budget, cost, holds, means_over_seeds, measured_in
 from tff_pdp.reproduce.setting import METHODS, Published, Setting, Statement, Variant, limit_text
 from tff_pdp.reproduce.sweep import ResultStore, is_a_grid_job
 from tff_pdp.reproduce.tables import markdown_table
@@ -223,7 +223,7 @@ def _means_table(means: Sequence[Mean], report: Reported, paper: Published) -> l
         "difference": with_paper and report.is_paper_scale,
     }
     rows = []
-    for mean in sorted(means, key=lambda mean: in_order(mean.budget)):
+    for mean in by_budget(means):
         deviation = "" if mean.deviation is None else f" ± {value_text(mean.deviation, metric)}"
         stated = paper.get((mean.method, mean.budget))
         rows.append(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tff_pdp.reports.words import MISSING
 from tff_pdp.reproduce.budget import budget_text
-from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.means import Mean, by_budget
 from tff_pdp.reproduce.setting import METHODS
 from tff_pdp.reproduce.tables import markdown_table
 
@@ -30,7 +30,7 @@ def traffic_lines(means: Sequence[Mean], baseline: str) -> list[str]:
     compared = {mean.budget: _bytes(mean) for mean in counted if mean.method == baseline}
     heading = ["budgets", "method", *(f"{one}, MB" for one in _DIRECTIONS)]
     rows = [[*heading, *(f"{one} saved" for one in _DIRECTIONS)]]
-    for mean in counted:
+    for mean in by_budget(counted):
         own = _bytes(mean)
         saved = [_saved_text(*pair) for pair in zip(own, compared.get(mean.budget, [0.0] * 3), strict=True)]
         budget = mean.budget if isinstance(mean.budget, str) else budget_text(mean.budget)
