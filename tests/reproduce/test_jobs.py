@@ -316,3 +316,54 @@ def test_a_setting_with_an_unknown_name_is_refused_by_its_key(tmp_path, monkeypa
             read_setting.__wrapped__("school")
     with pytest.raises(ConfigError, match="unknown experiment 'shool'; did you mean school"):
         read_setting("shool")
+
+
+def test_pfa_is_run_under_budgets_of_silos_with_a_warm_start(tmp_path):
+    def config(variant, method, scale="small", seed=0, budgets="mix_gauss_1"):
+        reproduction = build_reproduction(
+            tmp_path,
+            setting_name="pfa_mnist",
+            scale_name=scale,
+            variant_names=(variant,),
+            methods=(method,),
+            epsilons=(),
+            budgets=(budgets,),
+        )
+        return reproduction.config(Job(variant, method, budgets, seed))
+
+    plain, plus = (config("seed10_iid", name) for name in ("fed_avg", "pfa_plus"))
+    assert (plain.training.rounds, plus.training.rounds) == (20, 21)
+    # The sketch's number of steps: whole batches of 64 in 6,000 images.
+    assert plain.algorithms == {"fed_avg": {"learning_rate": 0.1, "local_steps": 6000 // 64}}
+    assert plus.algorithms["pfa"] == {**plain.algorithms["fed_avg"], "partition": "by_norm", "plus": True}
+    epsilons = sorted(
+        one.epsilon for one in plain.privacy.budgets.assign([f"silo_{n:03d}" for n in range(10)]).values()
+    )
+    assert epsilons[8] < 0.2 and 9 < epsilons[9] < 11
+    assert config("seed10_iid", "fed_avg", seed=1).privacy.budgets.seed == 1
+    assert config("seed10_iid", "fed_avg", seed=1).data.seed != plain.data.seed == plus.data.seed
+    assert config("seed10_iid", "minimum").privacy.budgets.level == "minimum"
+    assert config("seed10_iid", "wei_avg").training.weighting == "budget"
+    shards = config("seed10_shards", "pfa").data.partition
+    assert (shards.num_clients, shards.shards_per_client) == (10, 2)
+    small = config("small20_iid", "public_only")
+    assert (small.data.partition.num_clients, small.data.images_per_client, small.training.rounds) == (20, 1200, 61)
+    assert small.algorithms["public_only"]["local_steps"] == 1200 // 64
+    paper = config("paper_small20_iid", "fed_avg")
+    assert (paper.privacy.noise_calibration, paper.training.rounds) == ("paper_asymptotic", 60)
+    full = config("silos_50", "pfa", "full")
+    assert (full.model["kind"], full.training.rounds, full.privacy.batch_size) == ("tutorial_cnn", 101, 8)
+    assert full.data.partition.num_clients * full.data.images_per_client == 60000
+    clipped = config("seed10_iid", "fed_avg", budgets="no_noise").privacy
+    assert {one.epsilon for one in clipped.budgets.assign(["a", "b"]).values()} == {math.inf}
+    assert clipped.clip_norm == 1.0
+
+
+def test_the_small_scale_of_pfa_has_fifty_four_runs(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    small = complete(options("pfa_mnist", "--data", str(tmp_path)))
+    assert small.variant_names == ("seed10_iid", "seed10_shards", "small20_iid")
+    assert len(small.jobs()) == 3 * 6 * 3
+    assert (small.budgets, small.epsilons) == (("mix_gauss_1",), ())
+    paper = complete(options("pfa_mnist", "--paper", "--data", str(tmp_path)))
+    assert paper.variant_names == ("paper_seed10_iid", "paper_seed10_shards", "paper_small20_iid")

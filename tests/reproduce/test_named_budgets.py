@@ -11,7 +11,7 @@ from tests.unrun import parse
 from tff_pdp.cli import COMMANDS
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
-from tff_pdp.privacy.accounting.budgets import Component, Cycled, Drawn, NormalMixture
+from tff_pdp.privacy.accounting.budgets import Cycled, Drawn
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.figures import budgets_figure, privacy_utility_figure, write_figures
 from tff_pdp.reproduce.jobs import Job
@@ -80,11 +80,13 @@ def test_jobs_are_made_for_each_of_the_budgets(school, tmp_path):
 def test_a_job_has_the_budgets_of_its_name_drawn_by_its_seed(school, tmp_path):
     reproduction = named(tmp_path)
     first, second = (reproduction.config(Job("default", "fed_avg", "mixed", seed)).privacy for seed in (0, 1))
-    components = (Component(share=0.9, mean=0.5, stddev=0.01), Component(share=0.1, mean=10, stddev=0.1))
-    mixture = NormalMixture(components=components, minimum=0.1)
-    assert first.budgets == Drawn(distribution=mixture, delta=1e-3, seed=0)
-    assert second.budgets == Drawn(distribution=mixture, delta=1e-3, seed=1)
-    assert first.is_private
+    for seed, privacy in enumerate((first, second)):
+        budgets = privacy.budgets
+        assert isinstance(budgets, Drawn)
+        assert (budgets.delta, budgets.seed, budgets.distribution.minimum) == (1e-3, seed, 0.1)
+        assert [(one.share, one.mean) for one in budgets.distribution.components] == [(0.9, 0.5), (0.1, 10)]
+        assert privacy.is_private
+    assert first.budgets.distribution == second.budgets.distribution
     listed = reproduction.config(Job("default", "fed_avg", "listed", 1)).privacy
     assert listed.budgets == Cycled(epsilons=(1, 5), delta=1e-3)
 

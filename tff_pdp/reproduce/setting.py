@@ -74,7 +74,7 @@ _BUDGET_METHODS = {
     # The first round divides the silos into strict and liberal ones; it leaves the model as it is.
     "pfa": SweptMethod("PFA", "pfa", warm_start_rounds=1),
     "pfa_plus": SweptMethod("PFA+", "pfa", {"plus": True}, warm_start_rounds=1),
-    "public_only": SweptMethod("liberal silos alone", "public_only", warm_start_rounds=1),
+    "public_only": SweptMethod("Liberal silos only", "public_only", warm_start_rounds=1),
 }
 METHODS = {**_SILO_METHODS, **_USER_METHODS, **_BUDGET_METHODS}
 SILO_METHODS = tuple(_SILO_METHODS)
@@ -269,7 +269,8 @@ class Setting(Settings):
         decides drawn budgets.
       bands: expectations of this project on means and differences of means.
       explanation: paragraphs at the top of the report.
-      traffic_baseline: name of the method with whose traffic that of others is compared; None leaves out traffic.
+      traffic_baseline: name of the method with whose traffic that of others is compared; None leaves out traffic. For
+        silos only.
       deviations: differences from the publication, by name: `every`, for all variants, and names that variants list.
     """
 
