@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 from tff_pdp.errors import BudgetError
 from tff_pdp.reproduce.jobs import Job, Reproduction
@@ -16,21 +17,20 @@ _MEANS = {"local_only": 0.03, "fed_avg": 0.028, "mr_mtl": 0.026, "ditto": 0.029}
 
 def build_reproduction(output: Path, **changes) -> Reproduction:
     """Six jobs of School: three methods, two seeds."""
-    return dataclasses.replace(
-        Reproduction(
-            setting_name="school",
-            scale_name="full",
-            variant_names=("default",),
-            methods=("local_only", "fed_avg", "mr_mtl"),
-            epsilons=(6.0,),
-            seeds=2,
-            lambdas=(),
-            data_input=Path("school.mat"),
-            data_digest="the data",
-            output=output,
-        ),
+    given: dict[str, Any] = {
+        "setting_name": "school",
+        "scale_name": "full",
+        "variant_names": ("default",),
+        "methods": ("local_only", "fed_avg", "mr_mtl"),
+        "epsilons": (6.0,),
+        "seeds": 2,
+        "lambdas": (),
+        "data_input": Path("school.mat"),
+        "data_digest": "the data",
+        "output": output,
         **changes,
-    )
+    }
+    return Reproduction(**given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,21 +81,24 @@ class BuildFakeRunner:
         return found
 
 
-def fake_row(job: Job) -> dict:
+def fake_row(job: Job, **changes) -> dict:
     """A row whose value follows the method, the seed and lambda."""
     shift = 0.0 if job.prox_weight is None else 0.001 * abs(job.prox_weight - 1)
-    value = _MEANS.get(job.method, 0.027) + 0.0001 * job.seed + 0.001 / job.epsilon + shift
+    # Named budgets stand for epsilon 10.
+    epsilon = 10.0 if isinstance(job.budget, str) else job.budget
+    value = _MEANS.get(job.method, 0.027) + 0.0001 * job.seed + 0.001 / epsilon + shift
     settings = (
         {"prox_weight": 1.0 if job.prox_weight is None else job.prox_weight}
         if job.method in ("mr_mtl", "ditto")
         else {}
     )
-    return result_row(
+    row = result_row(
         job,
         "mse",
         value,
-        with_secret_key={"claim": "formal-conditional", "claim_reason": "made up", "epsilon": job.epsilon},
+        with_secret_key={"claim": "formal-conditional", "claim_reason": "made up", "epsilon": epsilon},
         mean_over_clients=value + 0.001,
         worst_decile=2 * value,
         settings={"learning_rate": 0.01, **settings},
     )
+    return {**row, **changes}

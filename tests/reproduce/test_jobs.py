@@ -10,7 +10,7 @@ from tests.reproduce.reproduce_support import build_reproduction
 from tests.unrun import parse
 from tff_pdp.cli import COMMANDS
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.accounting.budgets import OneForAll
+from tff_pdp.privacy.accounting.budgets import Drawn, OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisation
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.inputs import INPUTS, MADE_UP, digest_of, digest_of_data, find_input
@@ -22,9 +22,10 @@ from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, NAMES, SILO_METHODS
 def every_run():
     """One job of each method, variant and scale of each setting."""
     for name, setting in zip(NAMES, map(read_setting, NAMES), strict=True):
-        for scale in setting.scales:
+        for scale_name, scale in setting.scales.items():
             for variant in setting.variants:
-                yield name, scale, variant.name
+                if scale.variants is None or variant.name in scale.variants:
+                    yield name, scale_name, variant.name
 
 
 @pytest.mark.parametrize(("name", "scale", "variant"), every_run())
@@ -39,8 +40,9 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         scale_name=scale,
         variant_names=(variant,),
         methods=setting.methods,
-        lambdas=(0.5,) if setting.clients == "silos" else (),
+        lambdas=(0.5,) if set(GRID_METHODS) & set(setting.methods) else (),
         epsilons=setting.scales[scale].epsilons,
+        budgets=setting.scales[scale].budgets,
     )
     setting_variant = reproduction.variant(variant)
     digests = set()
@@ -48,10 +50,13 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
         config = reproduction.config(job)
         ((algorithm, settings),) = config.algorithms.items()
         assert algorithm == METHODS[job.method].algorithm
-        is_private = math.isfinite(job.epsilon)
+        is_private = job.budget != math.inf
         assert config.privacy.is_private == is_private
-        if is_private:
-            assert config.privacy.budgets == OneForAll(epsilon=job.epsilon, delta=config.privacy.budgets.delta)
+        if isinstance(job.budget, str):
+            assert isinstance(config.privacy.budgets, Drawn)
+            assert config.privacy.budgets.seed == job.seed
+        elif is_private:
+            assert config.privacy.budgets == OneForAll(epsilon=job.budget, delta=config.privacy.budgets.delta)
         else:
             assert config.privacy.budgets_of(["a"]) == {}
         assert config.training.test_only_seed == job.seed
@@ -63,6 +68,8 @@ def test_every_setting_has_a_configuration_that_every_method_can_run(tmp_path, n
     if setting_variant.is_paper and "mr_mtl_auto" in setting.methods:
         # The automatic lambda is not the paper's.
         expected -= 1
+    # Named budgets are decisive themselves; an epsilon is the job's.
+    expected *= len(setting.scales[scale].budgets) or 1
     if setting.scales[scale].takes_rounds:
         # The method with a budget; local training has none.
         expected += len({setting_variant.rounds_at(epsilon) for epsilon in setting.scales[scale].epsilons}) - 1
@@ -236,13 +243,13 @@ def test_a_digest_of_some_of_a_folders_files(tmp_path):
 def test_a_method_of_users_that_releases_nothing_is_run_once(tmp_path):
     methods = ("local_only", "centaur")
     users = build_reproduction(tmp_path, setting_name="mnist_writers", methods=methods, epsilons=(2.0, 8.0), seeds=1)
-    assert [(job.method, job.epsilon) for job in users.jobs()] == [
+    assert [(job.method, job.budget) for job in users.jobs()] == [
         ("local_only", math.inf),
         ("centaur", 2.0),
         ("centaur", 8.0),
     ]
     silos = build_reproduction(tmp_path, methods=("local_only",), epsilons=(2.0, 8.0), seeds=1)
-    assert [job.epsilon for job in silos.jobs()] == [2.0, 8.0]
+    assert [job.budget for job in silos.jobs()] == [2.0, 8.0]
 
 
 def test_published_rounds_go_with_their_epsilon_at_the_publications_scale(tmp_path):
@@ -309,3 +316,54 @@ def test_a_setting_with_an_unknown_name_is_refused_by_its_key(tmp_path, monkeypa
             read_setting.__wrapped__("school")
     with pytest.raises(ConfigError, match="unknown experiment 'shool'; did you mean school"):
         read_setting("shool")
+
+
+def test_pfa_is_run_under_budgets_of_silos_with_a_warm_start(tmp_path):
+    def config(variant, method, scale="small", seed=0, budgets="mix_gauss_1"):
+        reproduction = build_reproduction(
+            tmp_path,
+            setting_name="pfa_mnist",
+            scale_name=scale,
+            variant_names=(variant,),
+            methods=(method,),
+            epsilons=(),
+            budgets=(budgets,),
+        )
+        return reproduction.config(Job(variant, method, budgets, seed))
+
+    plain, plus = (config("seed10_iid", name) for name in ("fed_avg", "pfa_plus"))
+    assert (plain.training.rounds, plus.training.rounds) == (20, 21)
+    # The sketch's number of steps: whole batches of 64 in 6,000 images.
+    assert plain.algorithms == {"fed_avg": {"learning_rate": 0.1, "local_steps": 6000 // 64}}
+    assert plus.algorithms["pfa"] == {**plain.algorithms["fed_avg"], "partition": "by_norm", "plus": True}
+    epsilons = sorted(
+        one.epsilon for one in plain.privacy.budgets.assign([f"silo_{n:03d}" for n in range(10)]).values()
+    )
+    assert epsilons[8] < 0.2 and 9 < epsilons[9] < 11
+    assert config("seed10_iid", "fed_avg", seed=1).privacy.budgets.seed == 1
+    assert config("seed10_iid", "fed_avg", seed=1).data.seed != plain.data.seed == plus.data.seed
+    assert config("seed10_iid", "minimum").privacy.budgets.level == "minimum"
+    assert config("seed10_iid", "wei_avg").training.weighting == "budget"
+    shards = config("seed10_shards", "pfa").data.partition
+    assert (shards.num_clients, shards.shards_per_client) == (10, 2)
+    small = config("small20_iid", "public_only")
+    assert (small.data.partition.num_clients, small.data.images_per_client, small.training.rounds) == (20, 1200, 61)
+    assert small.algorithms["public_only"]["local_steps"] == 1200 // 64
+    paper = config("paper_small20_iid", "fed_avg")
+    assert (paper.privacy.noise_calibration, paper.training.rounds) == ("paper_asymptotic", 60)
+    full = config("silos_50", "pfa", "full")
+    assert (full.model["kind"], full.training.rounds, full.privacy.batch_size) == ("tutorial_cnn", 101, 8)
+    assert full.data.partition.num_clients * full.data.images_per_client == 60000
+    clipped = config("seed10_iid", "fed_avg", budgets="no_noise").privacy
+    assert {one.epsilon for one in clipped.budgets.assign(["a", "b"]).values()} == {math.inf}
+    assert clipped.clip_norm == 1.0
+
+
+def test_the_small_scale_of_pfa_has_fifty_four_runs(tmp_path):
+    (tmp_path / "mnist").mkdir()
+    small = complete(options("pfa_mnist", "--data", str(tmp_path)))
+    assert small.variant_names == ("seed10_iid", "seed10_shards", "small20_iid")
+    assert len(small.jobs()) == 3 * 6 * 3
+    assert (small.budgets, small.epsilons) == (("mix_gauss_1",), ())
+    paper = complete(options("pfa_mnist", "--paper", "--data", str(tmp_path)))
+    assert paper.variant_names == ("paper_seed10_iid", "paper_seed10_shards", "paper_small20_iid")

@@ -68,7 +68,7 @@ def reproduction(tmp_path_factory):
 def rows(reproduction):
     """One seed's rows, all of one process, and how often it compiled."""
     with contextlib.closing(JobRunner(reproduction)) as runner:
-        found = {(job.method, job.epsilon): runner(job).row for job in reproduction.jobs() if job.seed == 0}
+        found = {(job.method, job.budget): runner(job).row for job in reproduction.jobs() if job.seed == 0}
         return found, len(runner.computations)
 
 

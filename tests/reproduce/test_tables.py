@@ -2,7 +2,8 @@ import pytest
 
 from tests.reproduce.reproduce_support import build_reproduction, fake_row
 from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR
-from tff_pdp.reproduce.report import best_of_grid, build_report, holds, means_over_seeds, report_text
+from tff_pdp.reproduce.means import best_of_grid, holds, means_over_seeds
+from tff_pdp.reproduce.report import build_report, report_text
 from tff_pdp.reproduce.setting import Statement
 from tff_pdp.reproduce.sweep import Outcome, ResultStore
 
@@ -23,7 +24,7 @@ def test_means_and_sample_deviations_over_seeds():
     assert (mr_mtl.mean, mr_mtl.deviation, mr_mtl.seeds) == (pytest.approx(0.03), pytest.approx(0.01), 3)
     assert mr_mtl.worst_decile == pytest.approx(0.015)
     assert (fed_avg.mean, fed_avg.deviation, fed_avg.seeds) == (0.5, None, 1)
-    assert without_privacy.epsilon == float("inf")
+    assert without_privacy.budget == float("inf")
 
 
 def test_the_best_lambda_follows_the_metrics_direction():

@@ -370,6 +370,7 @@ class Reproduce(Reporting):
       scale: full: the paper's numbers of runs and rounds; small: for two cores.
       methods: names of methods; default: those of the scale.
       epsilons: epsilon of every silo or user; inf: no privacy.
+      budgets: names of budgets that differ between silos, such as mix_gauss_1; default: those of the scale.
       seeds: number of repetitions; default: that of the scale.
       variants: names of variants, such as default, silo_scaling, classes_2.
       grid: also sweep lambda over these values; without values: over the setting's grid.
@@ -383,6 +384,7 @@ class Reproduce(Reporting):
     scale: Literal["small", "full"] | None = None
     methods: Annotated[tuple[str, ...], Option("NAME")] = ()
     epsilons: Annotated[tuple[str, ...], Option("E")] = ()
+    budgets: Annotated[tuple[str, ...], Option("NAME")] = ()
     seeds: int | None = None
     variants: Annotated[tuple[str, ...], Option("NAME")] = ()
     grid: Annotated[tuple[float, ...] | None, Option("LAMBDA")] = None

@@ -2,11 +2,14 @@
 
 inputs: the raw data, and their digests
 setting: data, variants, scales and published figures, read from YAML files
-jobs: one job for each variant, method, epsilon and seed
+budget: one epsilon for all clients, or named budgets that differ between silos
+jobs: one job for each variant, method, budget and seed
 workers: worker processes, and the signals that end them
 run: runs one job in a worker
 sweep: runs unfinished jobs on all cores, and keeps outcomes on disk
-report: tables of means over seeds, beside published figures
+means: means over seeds, compared with each other
+report: the text of a report, beside published figures
+tables, traffic: Markdown tables, and that of bytes sent and received
 figures: draws figures
 reproduction: runs the whole command
 """

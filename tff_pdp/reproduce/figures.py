@@ -1,4 +1,7 @@
-"""Draws the figures of the MR-MTL thesis: utility against privacy and against lambda, and privacy overhead."""
+"""Draws the figures of the MR-MTL thesis, utility against privacy and against lambda, and privacy overhead.
+
+Where budgets differ between silos, one figure shows each method's utility.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,8 +15,9 @@ from tff_pdp.files import replacing
 from tff_pdp.reports import plots as svg
 from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
 from tff_pdp.reports.summary import metric_text
-from tff_pdp.reports.words import plain
-from tff_pdp.reproduce.report import Mean, Reported, VariantReport
+from tff_pdp.reproduce.budget import Budget, budget_text, epsilon_of, in_order
+from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.report import Reported, VariantReport
 from tff_pdp.reproduce.setting import METHODS, OVERHEAD_METHODS
 
 _WIDTH, _HEIGHT = 7.6, 5.4
@@ -34,6 +38,7 @@ def write_figures(report: Reported, folder: Path) -> list[Path]:
         "privacy_utility": privacy_utility_figure,
         "privacy_overhead": privacy_overhead_figure,
         "lambda": lambda_figure,
+        "budgets": budgets_figure,
     }
     written = []
     for variant in report.variants:
@@ -60,23 +65,22 @@ def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure 
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against lambda at each epsilon, with level lines for local training and FedAvg (figure 1.5)."""
-    epsilons = sorted({mean.epsilon for mean in variant.grid})
-    if not epsilons:
+    """Draws the metric against lambda, a panel for each budget, with lines for local and FedAvg (figure 1.5)."""
+    budgets = _budgets(variant.grid)
+    if not budgets:
         return None
-    figure = Figure(figsize=(max(_WIDTH, _BESIDE * len(epsilons)), _HEIGHT), layout="constrained")
-    panels = figure.subplots(1, len(epsilons), sharey=True, squeeze=False)[0]
-    for axes, epsilon in zip(panels, epsilons, strict=True):
+    figure, panels = _panels(len(budgets))
+    for axes, budget in zip(panels, budgets, strict=True):
         for name in METHODS:
-            points = [mean for mean in variant.grid if (mean.method, mean.epsilon) == (name, epsilon)]
+            points = [mean for mean in variant.grid if (mean.method, mean.budget) == (name, budget)]
             points.sort(key=lambda mean: mean.prox_weight or 0.0)
             if points:
                 _plot(axes, name, [mean.prox_weight or 0.0 for mean in points], points)
         for mean in variant.means:
-            if mean.epsilon == epsilon and mean.method in _WITHOUT_LAMBDA:
+            if mean.budget == budget and mean.method in _WITHOUT_LAMBDA:
                 _draw_across(axes, mean)
         _scale_lambda(axes, sorted({mean.prox_weight or 0.0 for mean in variant.grid}))
-        axes.set_title(f"ε = {plain(epsilon)}", fontsize=10)
+        axes.set_title(budget_text(budget), fontsize=10)
         axes.set_xlabel("λ")
     panels[0].set_ylabel(f"test {metric_text(report.setting.measured).axis}")
     handles, labels = panels[0].get_legend_handles_labels()
@@ -84,27 +88,68 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
     return figure
 
 
+def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
+    """Draws each method's metric under each of the named budgets, with published figures as stars.
+
+    None if budgets do not differ between silos.
+    """
+    means = [mean for mean in variant.means if isinstance(mean.budget, str)]
+    budgets = _budgets(means)
+    if not budgets:
+        return None
+    figure, panels = _panels(len(budgets))
+    names = [name for name in METHODS if any(mean.method == name for mean in means)]
+    for axes, budget in zip(panels, budgets, strict=True):
+        for mean in means:
+            if mean.budget == budget:
+                colour, place = _style(mean.method)["color"], names.index(mean.method)
+                axes.errorbar(mean.mean, place, xerr=mean.deviation, fmt="o", color=colour, capsize=3)
+                stated = variant.published.get((mean.method, budget))
+                if stated is not None and report.is_paper_scale:
+                    axes.plot(stated, place, "*", color=colour, markersize=13, zorder=5)
+        axes.set_title(budget_text(budget), fontsize=10)
+        axes.set_xlabel(f"test {metric_text(report.setting.measured).axis}")
+    panels[0].set_yticks(range(len(names)), [METHODS[name].title for name in names])
+    # The first method is at the top, as in the table.
+    panels[0].invert_yaxis()
+    figure.suptitle(f"{report.title}\n{variant.variant.title}", fontsize=10)
+    return figure
+
+
+def _budgets(means: Sequence[Mean]) -> list[Budget]:
+    return in_order(mean.budget for mean in means)
+
+
+def _panels(count: int) -> tuple[Figure, Sequence[Axes]]:
+    figure = Figure(figsize=(max(_WIDTH, _BESIDE * count), _HEIGHT), layout="constrained")
+    return figure, figure.subplots(1, count, sharey=True, squeeze=False)[0]
+
+
 def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence[str], title: str) -> Figure | None:
-    drawn = [mean for mean in variant.means if math.isfinite(mean.epsilon) and mean.method in methods]
+    drawn = [
+        (epsilon, mean)
+        for mean in variant.means
+        if math.isfinite(epsilon := epsilon_of(mean.budget)) and mean.method in methods
+    ]
     if not drawn:
         return None
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     axes = figure.subplots()
     for name in methods:
-        points = sorted((mean for mean in drawn if mean.method == name), key=lambda mean: mean.epsilon)
+        points = sorted(((epsilon, mean) for epsilon, mean in drawn if mean.method == name), key=lambda point: point[0])
         if points:
-            _plot(axes, name, [mean.epsilon for mean in points], points)
+            _plot(axes, name, *map(list, zip(*points, strict=True)))
     for mean in variant.means:
         if mean.is_at_every_epsilon and mean.method in methods:
             _draw_across(axes, mean)
-    shown = {(mean.method, mean.epsilon) for mean in drawn}
+    shown = {(mean.method, mean.budget) for _, mean in drawn}
     published = variant.published if report.is_paper_scale else {}
-    stated = [(epsilon, value, name) for (name, epsilon), value in published.items() if (name, epsilon) in shown]
+    stated = [(budget, value, name) for (name, budget), value in published.items() if (name, budget) in shown]
     for index, (epsilon, value, name) in enumerate(stated):
         label = None if index else "published"
         axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)
     axes.set_xscale("log")
-    ticks = sorted({mean.epsilon for mean in drawn})
+    ticks = sorted({epsilon for epsilon, _ in drawn})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"ε of every {report.setting.words.one}")

@@ -60,21 +60,25 @@ def build_reproduction(options: Any) -> Reproduction:
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]
-    variants = setting.chosen_variants(_words(options.variants), is_paper=options.paper)
+    variants = setting.chosen_variants(_words(options.variants), scale, is_paper=options.paper)
     inputs = INPUTS[scale.inputs or setting.inputs]
     data_input = find_input(inputs, options.data)
+    epsilons, budgets = tuple(map(_epsilon, _words(options.epsilons))), _words(options.budgets)
+    if not epsilons and not budgets:
+        epsilons, budgets = scale.epsilons, scale.budgets
     grid = () if options.grid is None else tuple(options.grid) or scale.lambdas
     return Reproduction(
         setting_name=setting.name,
         scale_name=scale_name,
         variant_names=tuple(variant.name for variant in variants),
         methods=_words(options.methods) or scale.methods or setting.methods,
-        epsilons=tuple(map(_epsilon, _words(options.epsilons))) or scale.epsilons,
+        epsilons=epsilons,
         seeds=scale.seeds if options.seeds is None else options.seeds,
         lambdas=grid,
         data_input=data_input,
         data_digest=digest_of_data(inputs, data_input),
         output=Path(options.output) if options.output else DEFAULT_OUTPUT / setting.name,
+        budgets=budgets,
     )
 
 

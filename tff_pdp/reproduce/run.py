@@ -25,8 +25,10 @@ from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.sweep import Outcome, result_row
+from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.evaluate import pooled_figures
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
+from tff_pdp.training.traffic import TrafficCount
 
 # Settings of methods that rows repeat.
 _ROW_SETTINGS = ("learning_rate", "prox_weight")
@@ -66,7 +68,7 @@ class JobRunner:
         try:
             (name,) = config.algorithms
             method = build_method(config, name)
-            values, num_examples, pooled = self._test_metrics(config, method)
+            values, num_examples, pooled, traffic = self._test_metrics(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
         value = mean_over_examples(values, num_examples)
@@ -86,6 +88,7 @@ class JobRunner:
                 mean_over_clients=mean_over_silos(values),
                 worst_decile=worst_decile(values, method.model.metric),
                 pooled=pooled,
+                traffic=traffic,
                 settings={**shown, **method.plan.noise_facts},
             ),
         )
@@ -96,8 +99,8 @@ class JobRunner:
 
     def _test_metrics(
         self, config: ExperimentConfig, method: Method
-    ) -> tuple[list[float], list[int], dict[str, float]]:
-        """Returns clients' test metrics of personal models, numbers of test examples, and figures of all clients.
+    ) -> tuple[list[float], list[int], dict[str, float], dict[str, int]]:
+        """Returns clients' test metrics of personal models, numbers of test examples, figures of all clients, traffic.
 
         A metric is NaN where a client has no test examples, or none for which the metric is defined.
         """
@@ -114,6 +117,7 @@ class JobRunner:
             [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
             [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
             {**pooled_figures(method, state, test, to_adapt), **_prevalence(method)},
+            _traffic(method, state) if self._reproduction.setting.traffic_baseline else {},
         )
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:
@@ -133,6 +137,12 @@ def with_secret_key(plan: PrivacyPlan) -> dict[str, Any]:
     """Returns the claim that a planned training would have with a secret key instead of a test-only seed."""
     epsilon = None if plan.claim == "none" else plan.planned_epsilon()
     return {"claim": plan.claim, "claim_reason": plan.claim_reason, "epsilon": epsilon}
+
+
+def _traffic(method: Method, state: Checkpoint) -> dict[str, int]:
+    """Counts the bytes that all silos would send and receive in a training that has ended."""
+    counted = TrafficCount(method).through(state.server_state["algorithm"], state.round_number)
+    return {name: counted[f"total_{name}"] for name in ("uplink_bytes", "downlink_bytes")}
 
 
 def _prevalence(method: Method) -> dict[str, float]:

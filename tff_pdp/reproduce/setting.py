@@ -6,6 +6,7 @@ same name in `tff_pdp/configs/reproduce`. Each method is a row of the results.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,17 +16,28 @@ import msgspec
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
+from tff_pdp.reproduce.budget import Budget, budget_text
 from tff_pdp.reproduce.inputs import INPUTS
 from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_settings, read_yaml
 
 
 @dataclasses.dataclass(frozen=True)
 class SweptMethod:
-    """A row of the results: title, name of a method in the configuration, settings that replace the method's."""
+    """A row of the results.
+
+    Attributes:
+      title: title for readers.
+      algorithm: name of a method in the configuration.
+      settings: settings that replace the method's.
+      overrides: values that replace the configuration's, by dotted key; they replace values of scale and variant too.
+      warm_start_rounds: number of rounds that the method makes beyond those of the configuration.
+    """
 
     title: str
     algorithm: str
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    warm_start_rounds: int = 0
 
 
 _LOCAL = {"local_only": SweptMethod("Local", "local_only")}
@@ -55,7 +67,16 @@ _USER_METHODS = {
         "UDP-Alg, fine-tuned", "udp_hypernet", {"fine_tune": True, "adapt_steps": "5 epochs"}
     ),
 }
-METHODS = {**_SILO_METHODS, **_USER_METHODS}
+# Methods that treat silos by their budgets; they differ only where budgets do.
+_BUDGET_METHODS = {
+    "minimum": SweptMethod("Minimum", "fed_avg", overrides={"privacy.budgets.level": "minimum"}),
+    "wei_avg": SweptMethod("WeiAvg", "fed_avg", overrides={"training.weighting": "budget"}),
+    # The first round divides the silos into strict and liberal ones; it leaves the model as it is.
+    "pfa": SweptMethod("PFA", "pfa", warm_start_rounds=1),
+    "pfa_plus": SweptMethod("PFA+", "pfa", {"plus": True}, warm_start_rounds=1),
+    "public_only": SweptMethod("Liberal silos only", "public_only", warm_start_rounds=1),
+}
+METHODS = {**_SILO_METHODS, **_USER_METHODS, **_BUDGET_METHODS}
 SILO_METHODS = tuple(_SILO_METHODS)
 # Methods in which nothing leaves a client. If clients are users, their results do not depend on epsilon.
 RELEASE_NOTHING = ("local_only",)
@@ -72,8 +93,8 @@ _CLIENTS = {"silos": SILOS, "users": USERS}
 
 # Values of an experiment by dotted key, as `tff_pdp.experiment.config.load_experiment` takes them.
 Overrides = dict[str, Any]
-# A test metric by method and epsilon, and as files have it: by method, then by epsilon.
-Published = Mapping[tuple[str, float], float]
+# A test metric by method and budget, and as files have it: by method, then by epsilon or by name of budgets.
+Published = Mapping[tuple[str, Budget], float]
 PublishedByMethod = dict[str, dict[str, float]]
 
 
@@ -103,9 +124,9 @@ class Variant(Settings):
     paper_values: PublishedByMethod | None = None
     deviations: tuple[Name, ...] = ()
 
-    def rounds_at(self, epsilon: float) -> int | None:
+    def rounds_at(self, budget: Budget) -> int | None:
         """Returns the publication's number of rounds at an epsilon; None if the publication has none."""
-        return {float(key): rounds for key, rounds in self.rounds.items()}.get(epsilon)
+        return {float(key): rounds for key, rounds in self.rounds.items()}.get(budget)  # pyright: ignore[reportArgumentType]
 
     def file_name(self, stem: str) -> str:
         """Returns the name of one of the variant's files.
@@ -117,10 +138,12 @@ class Variant(Settings):
 
 
 class Scale(Settings):
-    """The size of a reproduction: epsilons, seeds, methods, and replaced settings.
+    """The size of a reproduction: budgets, seeds, methods, and replaced settings.
 
     Attributes:
       epsilons: epsilons of each silo, or of all users; infinite for no privacy.
+      budgets: names of the setting's budgets.
+      variants: names of the variants that this scale has; None for all.
       seeds: number of repetitions.
       methods: methods of the setting that are run by default; None for all.
       lambdas: grid of lambda for `--grid`.
@@ -130,7 +153,9 @@ class Scale(Settings):
       deviation: difference of the scale from the publication; empty for none.
     """
 
-    epsilons: tuple[float, ...]
+    epsilons: tuple[float, ...] = ()
+    budgets: tuple[Name, ...] = ()
+    variants: tuple[Name, ...] | None = None
     seeds: Count = 5
     methods: tuple[Name, ...] | None = None
     lambdas: tuple[float, ...] = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -139,27 +164,88 @@ class Scale(Settings):
     takes_rounds: bool = False
     deviation: str = ""
 
+    def __post_init__(self):
+        if not self.epsilons and not self.budgets:
+            raise ValueError("a scale needs epsilons or budgets")
+
 
 class Statement(Settings):
-    """A publication's statement on two methods: one is better, at one epsilon or at every epsilon.
+    """A publication's statement on two methods: one is better, under one budget or under every budget.
 
     Attributes:
       better: name of the better method, in `METHODS`.
       worse: name of the worse method, in `METHODS`.
       source: figure or table of the publication.
       epsilon: epsilon of the comparison; None for every epsilon.
+      budgets: name of the budgets of the comparison, in place of `epsilon`.
     """
 
     better: Name
     worse: Name
     source: Name
     epsilon: float | None = None
+    budgets: Name | None = None
+
+    def __post_init__(self):
+        if self.epsilon is not None and self.budgets is not None:
+            raise ValueError("a statement has either epsilon or budgets")
 
     @property
     def text(self) -> str:
         """The statement as a sentence."""
-        place = "at every ε" if self.epsilon is None else f"at ε = {self.epsilon:g}"
+        if self.budgets is not None:
+            place = f"with {budget_text(self.budgets)}"
+        else:
+            place = "at every ε" if self.epsilon is None else f"at {budget_text(self.epsilon)}"
         return f"{METHODS[self.better].title} is better than {METHODS[self.worse].title} {place} ({self.source})"
+
+
+class Band(Settings):
+    """An expectation of this project: the mean of a method, or the difference of two means, lies between two numbers.
+
+    Attributes:
+      variant: name of the variant.
+      method: name of a method, in `METHODS`.
+      minus: name of a method whose mean is subtracted; None for no difference.
+      at_least: smallest expected value, in units of the metric.
+      at_most: largest expected value, in units of the metric.
+      budgets: name of the budgets.
+      source: origin of the expectation.
+    """
+
+    variant: Name
+    method: Name
+    minus: Name | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    budgets: Name
+    source: Name
+
+    def __post_init__(self):
+        if not (self.at_least <= self.at_most and math.isfinite(self.at_least) | math.isfinite(self.at_most)):
+            raise ValueError("a band needs at_least or at_most, and at_least may not exceed at_most")
+
+    def text(self, metric: Metric) -> str:
+        """Writes the expectation as a sentence."""
+        minus = f" minus {METHODS[self.minus].title}" if self.minus else ""
+        limits = {"at least": self.at_least, "at most": self.at_most}
+        said = " and ".join(
+            f"{words} {limit_text(one, metric, is_difference=self.minus is not None)}"
+            for words, one in limits.items()
+            if math.isfinite(one)
+        )
+        return f"{METHODS[self.method].title}{minus} is {said} with {budget_text(self.budgets)} ({self.source})"
+
+
+def limit_text(value: float, metric: Metric, *, is_difference: bool, digits: int = 3) -> str:
+    """Writes a value of a metric, or a difference of two values, to so many significant digits.
+
+    >>> limit_text(0.855, ACCURACY, is_difference=False), limit_text(-0.01, ACCURACY, is_difference=True)
+    ('85.5 %', '-1 points')
+    """
+    if not metric.higher_is_better:
+        return f"{value:.{digits}g}"
+    return f"{100 * value:.{digits}g} {'points' if is_difference else '%'}"
 
 
 class Setting(Settings):
@@ -179,6 +265,12 @@ class Setting(Settings):
       methods: names in `METHODS` for which the configuration has settings.
       paper_values: published test metrics at the publication's own scale, from the publication or its released code.
       statements: the publication's statements on which of two methods is better.
+      budgets: budgets that differ between silos, by name: the section `privacy.budgets` of a configuration. A seed also
+        decides drawn budgets.
+      bands: expectations of this project on means and differences of means.
+      explanation: paragraphs at the top of the report.
+      traffic_baseline: name of the method with whose traffic that of others is compared; None leaves out traffic. For
+        silos only.
       deviations: differences from the publication, by name: `every`, for all variants, and names that variants list.
     """
 
@@ -195,6 +287,10 @@ class Setting(Settings):
     methods: tuple[Name, ...] = SILO_METHODS
     paper_values: PublishedByMethod = msgspec.field(default_factory=dict)
     statements: tuple[Statement, ...] = ()
+    budgets: dict[str, Overrides] = msgspec.field(default_factory=dict)
+    bands: tuple[Band, ...] = ()
+    explanation: tuple[Name, ...] = ()
+    traffic_baseline: Name | None = None
     deviations: dict[str, tuple[Name, ...]] = msgspec.field(default_factory=dict)
 
     def __post_init__(self):
@@ -204,6 +300,19 @@ class Setting(Settings):
             "methods": (METHODS, [*self.methods, *(name for scale in scales for name in scale.methods or ())]),
             "default_scale": (self.scales, [self.default_scale]),
             "statements": (METHODS, [name for one in self.statements for name in (one.better, one.worse)]),
+            "bands": (METHODS, [name for one in self.bands for name in (one.method, one.minus) if name]),
+            "traffic_baseline": (self.methods, [self.traffic_baseline] if self.traffic_baseline else []),
+            "budgets": (
+                self.budgets,
+                [
+                    *(name for scale in scales for name in scale.budgets),
+                    *(one.budgets for one in (*self.statements, *self.bands) if one.budgets),
+                ],
+            ),
+            "variants": (
+                [variant.name for variant in self.variants],
+                [*(name for scale in scales for name in scale.variants or ()), *(one.variant for one in self.bands)],
+            ),
         }
         for key, (known, names) in named.items():
             for name in names:
@@ -221,9 +330,13 @@ class Setting(Settings):
         return _METRICS[self.metric]
 
     def published(self, variant: Variant) -> Published:
-        """Returns the published test metrics to compare a variant's results with, by method and epsilon."""
+        """Returns the published test metrics to compare a variant's results with, by method and budget."""
         values = self.paper_values if variant.paper_values is None else variant.paper_values
-        return {(method, float(key)): value for method, own in values.items() for key, value in own.items()}
+        return {
+            (method, key if key in self.budgets else float(key)): value
+            for method, own in values.items()
+            for key, value in own.items()
+        }
 
     def deviations_of(self, scale: Scale, variant: Variant, data_input: Path) -> list[str]:
         """Lists a run's differences from the publication and other remarks on the run, one sentence each."""
@@ -247,13 +360,17 @@ class Setting(Settings):
         """Checks that a method's results do not depend on epsilon."""
         return self.clients == "users" and method in RELEASE_NOTHING
 
-    def chosen_variants(self, names: tuple[str, ...], *, is_paper: bool) -> tuple[Variant, ...]:
-        """Returns the variants with these names; without names, the variants that are run by default.
+    def chosen_variants(self, names: tuple[str, ...], scale: Scale, *, is_paper: bool) -> tuple[Variant, ...]:
+        """Returns the variants with these names; without names, the scale's variants that are run by default.
 
         Raises:
-          ConfigError: a named variant does not exist, or there is no publication for `--paper`.
+          ConfigError: the scale has no variant of a name, or there is no publication for `--paper`.
         """
-        known = {variant.name: variant for variant in self.variants if variant.is_paper == is_paper}
+        known = {
+            variant.name: variant
+            for variant in self.variants
+            if variant.is_paper == is_paper and (scale.variants is None or variant.name in scale.variants)
+        }
         if not known:
             raise ConfigError(f"--paper: {self.name} repeats no publication")
         for name in names:

@@ -6,7 +6,6 @@ Outcomes are appended, one line each, so that a sweep that was stopped continues
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -18,11 +17,11 @@ from tqdm import tqdm
 from tff_pdp.files import naming, replace_text
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.facts import FIXED_SEED
+from tff_pdp.reproduce.budget import from_entry, to_entry
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
 
 PARTIAL_FILE = "partial.jsonl"
-INFINITE = "inf"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +49,7 @@ def result_row(
     worst_decile: float,
     settings: Mapping[str, float | int | str],
     pooled: Mapping[str, float] | None = None,
+    traffic: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Builds a row of the results: plain data.
 
@@ -65,14 +65,15 @@ def result_row(
       pooled: metrics of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
         share of positive examples. With many examples, a random ranking's average precision is the prevalence; with
         few, it is somewhat higher.
+      traffic: bytes that all clients of a real run would send and receive: `uplink_bytes`, `downlink_bytes`.
 
     Returns:
-      `method`, `epsilon`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other arguments, and the
-      entries of `pooled` and `settings`. Infinity is the text "inf".
+      `method`, `epsilon` or `budgets`, `seed`, `metric`, `value`, the claim of the run itself (`none`), the other
+      arguments, and the entries of `pooled`, `traffic` and `settings`. Infinity is the text "inf".
     """
     return {
         "method": job.method,
-        "epsilon": _finite_or_word(job.epsilon),
+        **to_entry(job.budget),
         "seed": job.seed,
         "metric": metric,
         "value": value,
@@ -83,6 +84,7 @@ def result_row(
         "mean_over_clients": mean_over_clients,
         "worst_decile": worst_decile,
         **(pooled or {}),
+        **(traffic or {}),
         **settings,
     }
 
@@ -98,7 +100,7 @@ class ResultStore:
         self.outcomes: dict[Job, Outcome] = {}
         for line in _whole_lines(self._path):
             stored = json.loads(line)
-            job = Job(**{**stored["job"], "epsilon": float(stored["job"]["epsilon"])})
+            job = _job(stored["job"])
             if self._digests.get(job) == stored["digest"]:
                 self.outcomes[job] = Outcome(job, stored["row"], stored["infeasible"])
 
@@ -107,7 +109,7 @@ class ResultStore:
         job = outcome.job
         stored = {
             "digest": self._digests[job],
-            "job": {**dataclasses.asdict(job), "epsilon": _finite_or_word(job.epsilon)},
+            "job": _job_entry(job),
             "row": outcome.row,
             "infeasible": outcome.infeasible,
         }
@@ -149,8 +151,14 @@ def _whole_lines(path: Path) -> Iterable[str]:
     return whole
 
 
-def _finite_or_word(value: float) -> float | str:
-    return value if math.isfinite(value) else INFINITE
+def _job_entry(job: Job) -> dict[str, Any]:
+    content = dataclasses.asdict(job)
+    return {**to_entry(content.pop("budget")), **content}
+
+
+def _job(entry: Mapping[str, Any]) -> Job:
+    others = {name: value for name, value in entry.items() if name not in ("epsilon", "budgets")}
+    return Job(budget=from_entry(entry), **others)
 
 
 LOG_FILE = "workers.log"

@@ -38,6 +38,7 @@ CLIENTS = {
     "pfed_dsu_emnist": (20, 12000),
     "udp_cifar10": (100, 500),
     "udp_femnist": (3400, 200),
+    "pfa_mnist": (50, 6000),
 }
 # A hypernetwork of 12 million weights, which thousands of rounds release, gives up more of delta; that is worth less
 # than a thousandth of its epsilon, of ten.
@@ -141,15 +142,19 @@ def as_shipped(name):
 
 
 def at_scale(name, scale_name):
-    """All methods and variants of a reproduction, at the smallest of its budgets and at the largest."""
+    """All methods and variants of a reproduction, at the smallest and the largest epsilon, and at named budgets."""
     setting = read_setting(name)
     scale = setting.scales[scale_name]
-    epsilons = [epsilon for epsilon in scale.epsilons if math.isfinite(epsilon)]
+    epsilons = sorted(epsilon for epsilon in scale.epsilons if math.isfinite(epsilon))
+    budgets = {epsilon: ("privacy.budgets.epsilon", epsilon) for epsilon in (*epsilons[:1], *epsilons[-1:])}
+    budgets |= {name: ("privacy.budgets", setting.budgets[name]) for name in scale.budgets}
     for variant in setting.variants:
-        for epsilon in {min(epsilons), max(epsilons)}:
-            overrides = {**scale.overrides, **variant.overrides, "privacy.budgets.epsilon": epsilon}
+        if variant.name not in (scale.variants or [variant.name]):
+            continue
+        for budget, (key, value) in budgets.items():
+            overrides = {**scale.overrides, **variant.overrides, key: value}
             config = load_experiment(setting.config_file, overrides)
-            rounds = variant.rounds_at(epsilon) if scale.takes_rounds else None
+            rounds = variant.rounds_at(budget) if scale.takes_rounds else None
             for method in scale.methods or setting.methods:
                 swept = METHODS[method]
                 given = {**swept.settings, **variant.algorithm_settings.get(swept.algorithm, {})}
@@ -157,7 +162,8 @@ def at_scale(name, scale_name):
                     # As many gradients as of one that is given.
                     given.pop("prox_weight")
                 settings = {**config.algorithms[swept.algorithm], **given}
-                yield Run(config, swept.algorithm, settings, rounds or config.training.rounds, *CLIENTS[name])
+                all_rounds = (rounds or config.training.rounds) + swept.warm_start_rounds
+                yield Run(config, swept.algorithm, settings, all_rounds, *CLIENTS[name])
 
 
 def largest_shares(runs):
