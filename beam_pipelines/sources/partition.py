@@ -145,7 +145,8 @@ def partition_by_shards(labels: np.ndarray, deal: np.ndarray, generator: np.rand
     """
     shuffled = generator.permutation(len(labels))
     ordered = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    shards = np.split(ordered, np.cumsum(_even_sizes(len(labels), deal.size))[:-1])
+    # Cut in proportion: where classes have equal size and shards suit them, no shard has two classes.
+    shards = np.split(ordered, np.arange(1, deal.size) * len(labels) // deal.size)
     return [np.sort(np.concatenate([shards[shard] for shard in own])) for own in deal]
 
 

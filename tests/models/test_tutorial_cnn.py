@@ -99,13 +99,6 @@ def test_each_examples_gradient_is_clipped_by_closed_forms(caplog, monkeypatch):
     clip_norm, included = np.median(norms).item(), np.array([1.0, 1.0, 0.0, 1.0, 1.0])
     expected = (rows * (included * np.minimum(1, clip_norm / norms))[:, np.newaxis]).sum(axis=0)
 
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec([None, *SMALL.input_shape]),
-            tf.TensorSpec([None], tf.int64),
-            tf.TensorSpec([None]),
-        ]
-    )
     def clip(x, y, included):
         total = clipped_sum(SMALL, weights, x, y, clip_norm=tf.constant(clip_norm, tf.float32), included=included)
         return total, per_example_norms(SMALL, weights, x, y)

@@ -9,6 +9,7 @@ from PIL import Image
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import SourceSettings
+from beam_pipelines.sources.divided import Uniform
 from beam_pipelines.sources.leaf import leaf_raw_data, read_users
 from beam_pipelines.sources.partition import write_digits_leaf
 from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
@@ -21,7 +22,7 @@ from tests.beam_pipelines.sources.raw_images import (
 )
 from tff_pdp.commands.experiment import Prepare
 from tff_pdp.data.manifest import Tally
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.kinds import SOURCES
 from tff_pdp.settings import Name
 
@@ -36,6 +37,10 @@ POOLED = {"kind": "partitioned_images", "validation_fraction": 0.0, "min_example
 CLASSES = {"num_clients": 4, "classes_per_client": 5}
 UNIFORM = {"kind": "uniform", "num_clients": 8}
 PARTITIONED = {**POOLED, "input_shape": [4, 4, 1], "num_classes": 10, "images": "mnist", "partition": UNIFORM}
+SHARDS = {"kind": "shards", "num_clients": 4, "shards_per_client": 2}
+UNEQUAL = {"kind": "dirichlet_unequal", "num_clients": 4, "concentration": 0.5}
+# Ten classes need not be stated.
+FASHION = {"kind": "fashion_mnist", "input_shape": [4, 4, 1], "validation_fraction": 0.0, "partition": SHARDS}
 CIFAR = {
     **POOLED,
     "input_shape": [32, 32, 3],
@@ -98,6 +103,39 @@ def test_other_pooled_images(prepare, tmp_path):
     dataset = prepare(**POOLED, input_shape=[4, 4, 1], num_classes=26, images="emnist", partition=dirichlet)
     labels = np.concatenate([dataset.load(client, "test").y for client in dataset.client_ids])
     assert sorted(labels) == sorted([*range(26)] * 2)
+
+
+def test_fashion_mnist_in_shards_with_official_test_images_for_all(prepare, tmp_path):
+    write_mnist(tmp_path / "raw", train=400, test=101)
+    dataset = prepare(**FASHION, images_per_client=60, test_partition="uniform")
+    counts = list(dataset.manifest.clients.values())
+    assert [count["train"] for count in counts] == [60] * 4 and not any(count["validation"] for count in counts)
+    assert sorted(count["test"] for count in counts) == [25, 25, 25, 26]
+    expected = {"source": "fashion_mnist", "partition": "shards", "shards_per_client": 2, "test_fraction": None}
+    expected |= {"images_per_client": 60, "test_partition": "uniform", "classes_per_client": None}
+    assert expected.items() <= dataset.manifest.parameters.items()
+    # Image i has label i modulo 10.
+    for client in dataset.client_ids:
+        for split in ("train", "test"):
+            part = dataset.load(client, split)
+            assert (np.rint(part.x[:, 0, 0, 0] * 255) % 10 == part.y).all()
+    # Eight shards of ten classes: none has more than three.
+    assert all(len(set(dataset.load(client, "train").y)) <= 6 for client in dataset.client_ids)
+
+
+def test_settings_at_their_defaults_leave_manifests_as_they_were(prepare, tmp_path):
+    write_mnist(tmp_path / "raw", train=400, test=100)
+    recorded = prepare(**PARTITIONED).manifest.parameters
+    assert not {"images_per_client", "test_partition", "shards_per_client", "min_images"} & set(recorded)
+
+
+def test_without_the_package_of_fashion_mnist(prepare, tmp_path):
+    with pytest.raises(
+        DataError, match=r"raw: no train-images-idx3-ubyte\.gz, .*; install Debian's package dataset-fa"
+    ):
+        prepare(**FASHION)
+    kind = SOURCES.find("fashion_mnist")
+    assert kind(kind="fashion_mnist", partition=Uniform(num_clients=2)).input == "/usr/share/datasets/fashion-mnist"
 
 
 def test_mnist_writers(prepare, tmp_path):
@@ -228,8 +266,29 @@ def test_the_command_line_names_every_kind_of_raw_data():
         ),
         (
             {**POOLED, "images": "mnist"},
-            "missing key data.partition: a mapping whose kind is one of classes, dirichlet, uniform",
+            "missing key data.partition: a mapping whose kind is one of classes, dirichlet, dirichlet_unequal, shards, "
+            "uniform",
         ),
+        (
+            {**PARTITIONED, "partition": SHARDS, "images_per_client": 15},
+            r"data: images_per_client 15 must be a multiple of partition.shards_per_client 2, so that",
+        ),
+        (
+            {**PARTITIONED, "partition": {"kind": "classes", **CLASSES}, "images_per_client": 10},
+            "data: images_per_client 10 needs clients of equal size, which partition classes does not make; leave out",
+        ),
+        (
+            {**FASHION, "partition": UNEQUAL, "images_per_client": 10},
+            "data: images_per_client 10 needs clients of equal size, which partition dirichlet_unequal does not make",
+        ),
+        ({**FASHION, "images_per_client": 102}, "data.images_per_client: 4 clients with 102 images each need 408 "),
+        (
+            {**FASHION, "images_per_client": 0},
+            "data.images_per_client must be a whole number of at least 1, or nothing",
+        ),
+        ({**PARTITIONED, "test_partition": "all"}, "data.test_partition must be one of same, uniform, not 'all'"),
+        ({**FASHION, "images": "mnist"}, "unknown key data.images; known: exact_split"),
+        ({**FASHION, "input_shape": [28, 28, 1]}, r"and 10; fashion_mnist has \[4, 4, 1\] and 10"),
         ({"kind": "fed_emnist", "num_classes": 47}, r"is 47; fed_emnist has 10 \(digits\) or 62"),
         ({"kind": "fed_emnist", "num_classes": 10, "input_shape": [28, 28]}, r"fed_emnist has \[28, 28, 1\] and 10"),
         ({"kind": "silo_files", "label_scale": 0.1}, "data: label_shift and .* regressions only; num_classes 0"),

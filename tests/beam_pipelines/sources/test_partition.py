@@ -14,7 +14,9 @@ from beam_pipelines.sources.partition import (
     dirichlet_partition,
     draw_class_mixes,
     draw_class_shares,
+    draw_dirichlet_shares,
     partition_by_class_mixes,
+    partition_by_shards,
     partition_by_shares,
     uniform_partition,
     write_digits_leaf,
@@ -135,6 +137,57 @@ def test_clients_whose_classes_are_used_up_take_what_is_left():
     labels = np.array([0] * 3 + [1] * 3)
     parts = partition_by_class_mixes(labels, np.array([[1.0, 0.0], [1.0, 0.0]]), np.random.default_rng(0))
     assert [sorted(labels[part]) for part in parts] == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_dirichlet_shares_of_each_class_add_up_to_one_and_leave_no_client_below_the_smallest_number():
+    labels = np.repeat(np.arange(10), 100)
+    shares = draw_dirichlet_shares(labels, 5, 10, 0.3, 40, np.random.default_rng(0))
+    assert shares is not None and shares.shape == (5, 10)
+    np.testing.assert_allclose(shares.sum(axis=0), 1)
+    parts = partition_by_shares(labels, shares, np.random.default_rng(1))
+    assert min(map(len, parts)) >= 40 and np.ptp([len(part) for part in parts]) > 20
+    counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+    # Boundaries between clients are rounded to whole examples.
+    assert np.abs(counts - 100 * shares).max() < 1
+
+
+def test_dirichlet_shares_are_dirichlet_over_clients():
+    """Against the moments of Dir(a, ..., a) over 4 clients: mean 1/4, variance (1/4) (3/4) / (4 a + 1)."""
+    labels, generator = np.zeros(4, np.int64), np.random.default_rng(0)
+    shares = draw_dirichlet_shares(labels, 4, 20_000, 0.5, 1, generator)
+    while shares is None:
+        shares = draw_dirichlet_shares(labels, 4, 20_000, 0.5, 1, generator)
+    others, errors = shares[:, 1:], standard_errors(2 * 4)
+    # The share of one client is Beta(a, 3 a), of which a sampled variance errs by the fourth moment.
+    variance, excess = 3 / 16 / (4 * 0.5 + 1), float(stats.beta.stats(0.5, 1.5, moments="k"))
+    np.testing.assert_allclose(others.mean(axis=1), 0.25, atol=errors * math.sqrt(variance / others.shape[1]))
+    np.testing.assert_allclose(others.var(axis=1), variance, rtol=errors * math.sqrt((excess + 2) / others.shape[1]))
+
+
+def test_dirichlet_shares_that_cannot_be():
+    labels = np.zeros(40, np.int64)
+    assert draw_dirichlet_shares(labels, 5, 1, 1.0, 9, np.random.default_rng(0)) is None
+    # In a thousand draws none is as even as that.
+    assert draw_dirichlet_shares(labels, 5, 1, 0.01, 8, np.random.default_rng(0)) is None
+
+
+def test_shards_by_hand():
+    # Sorted: three of class 0, five of class 1, four of class 2; shards of three are 000, 111, 112, 222.
+    labels = np.array([2, 1, 0, 1, 2, 0, 1, 2, 1, 0, 2, 1])
+    parts = partition_by_shards(labels, np.array([[2, 0], [3, 1]]), np.random.default_rng(0))
+    assert sorted(np.concatenate(parts)) == list(range(12))
+    assert [sorted(labels[part]) for part in parts] == [[0, 0, 0, 1, 1, 2], [1, 1, 1, 2, 2, 2]]
+    # The examples of a class are shuffled: another generator gives others of class 1.
+    drawn = {
+        tuple(partition_by_shards(labels, np.array([[0], [1], [2], [3]]), np.random.default_rng(seed))[1])
+        for seed in range(8)
+    }
+    assert len(drawn) > 1
+
+
+def test_shards_of_a_number_that_is_no_multiple_differ_by_one():
+    parts = partition_by_shards(np.arange(14) % 3, np.arange(4).reshape(4, 1), np.random.default_rng(0))
+    assert [len(part) for part in parts] == [3, 4, 3, 4] and sorted(np.concatenate(parts)) == list(range(14))
 
 
 def test_digits_are_complete_and_deterministic(tmp_path):

@@ -21,11 +21,11 @@ def numbered(count, num_classes=10):
     return Images(x, numbers.astype(np.int64) % num_classes)
 
 
-def make(train, test, partition, num_clients, seed=0, num_classes=10, shrink=1, **options):
+def make(train, test, partition, num_clients, seed=0, num_classes=10, shrink=1, divided=(), **options):
     dataset = ImageDataset(numbered(train, num_classes), numbered(test, num_classes), num_classes, origin=[])
     content = {"kind": partition, "num_clients": num_clients, **options}
     how = read_settings(Partition, content, "experiment.yaml", "data.partition")
-    return list(partitioned_images(dataset, how, shrink, seed))
+    return list(partitioned_images(dataset, how, shrink, seed, **dict(divided)))
 
 
 def numbers_of(client, is_test):
@@ -44,6 +44,8 @@ def digest(clients):
 CLIENTS = {
     "classes": {"num_clients": 30, "classes_per_client": 5},
     "dirichlet": {"num_clients": 30, "concentration": 0.3},
+    "dirichlet_unequal": {"num_clients": 30, "concentration": 0.3},
+    "shards": {"num_clients": 30, "shards_per_client": 2},
     "uniform": {"num_clients": 30},
 }
 
@@ -95,6 +97,20 @@ def test_clients_of_published_results_stay_as_they_are(train, test, num_clients,
     assert digest(make(train, test, "classes", num_clients, seed, classes_per_client=classes_per_client)) == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((50_000, 10_000, "dirichlet", 30, 0, 0.3), "33516aae4157905cf62e60af944aea255a163fc540a78b46002e25f421d58b52"),
+        ((500, 101, "dirichlet", 7, 3, 0.1), "779d41793301ed8bfd6fe3a63086d470d6dc184930ab416de09ea04ec67d17f4"),
+        ((50_000, 10_000, "uniform", 30, 0), "a9316f2419428c3ab2f0f9dd952caa506a31a3532d79a097269a4b50cb205add"),
+        ((503, 101, "uniform", 7, 3), "ad12706575c5efa8d39bcfc81f4bb24b496e73554d13cf7b83f45b4207c5f030"),
+    ],
+)
+def test_other_partitions_stay_as_they_are_too(arguments, expected):
+    options = {"concentration": arguments[5]} if len(arguments) > 5 else {}
+    assert digest(make(*arguments[:5], **options)) == expected
+
+
 def test_real_images_stay_with_their_clients(real_data):
     cifar10 = read_cifar10(str(real_data / "cifar10" / "cifar-10-python-subset.tar.gz"))
     clients = partitioned_images(cifar10, ByClasses(num_clients=30, classes_per_client=5), shrink=1, seed=0)
@@ -121,6 +137,62 @@ def test_concentration_decides_how_alike_dirichlet_clients_are():
         for concentration in (0.01, 1.0, 1000.0)
     }
     assert largest[0.01] > 0.8 and 0.2 < largest[1.0] < 0.5 and largest[1000.0] < 0.16
+
+
+def test_unequal_dirichlet_clients_have_the_same_shares_on_both_sides(made):
+    sizes = [(~client.is_test).sum() for client in made["dirichlet_unequal"]]
+    assert min(sizes) >= 10 and max(sizes) > 3 * min(sizes)
+    for client in made["dirichlet_unequal"]:
+        train, test = counts_of(client)
+        # 5,000 and 1,000 images of a class: the same share of both, up to a whole image.
+        assert (np.abs(train / 5 - test) < 1.3).all()
+
+
+TWO = {"shards_per_client": 2}
+
+
+def test_clients_with_two_shards_have_the_classes_of_their_shards_on_both_sides(made):
+    """Of ten classes of equal size, 60 shards have one class each; of 14 shards, each has two at most."""
+    for clients, most, each in ((made["shards"], 2, 50_000 / 30), (make(7000, 700, "shards", 7, **TWO), 4, 1000)):
+        for client in clients:
+            train, test = counts_of(client)
+            assert abs(train.sum() - each) <= 2 and 1 <= (train > 0).sum() <= most
+            # A shard of the test images has the same share of each class, up to a whole image.
+            assert (np.abs(train * test.sum() / train.sum() - test) <= 2).all()
+    # Ten shards of 120 images each, of 24,000: as many classes as chance makes of them.
+    clients = make(60_000, 10_000, "shards", 20, shards_per_client=10, divided={"images_per_client": 1200})
+    classes = [(counts_of(client)[0] > 0).sum() for client in clients]
+    assert min(classes) >= 4 and max(classes) <= 10 and len(set(classes)) > 2
+
+
+@pytest.mark.parametrize("partition", ["dirichlet", "shards", "uniform"])
+def test_each_client_has_exactly_as_many_images_as_asked(partition):
+    clients = make(5000, 1000, partition, divided={"images_per_client": 40}, **CLIENTS[partition])
+    numbers = np.concatenate([numbers_of(client, False) for client in clients])
+    assert all((~client.is_test).sum() == 40 for client in clients)
+    # Drawn from all images, each at most once.
+    assert len(set(numbers)) == 1200 and numbers.max() > 4800
+    labels = np.concatenate([client.y[~client.is_test] for client in clients])
+    np.testing.assert_array_equal(labels, numbers % 10)
+    assert sorted(np.concatenate([numbers_of(client, True) for client in clients])) == list(range(1000))
+    everything = make(1200, 1000, partition, divided={"images_per_client": 40}, **CLIENTS[partition])
+    # Where all images are asked for, they are divided as without a number.
+    assert digest(everything) == digest(make(1200, 1000, partition, **CLIENTS[partition]))
+
+
+@pytest.mark.parametrize("partition", CLIENTS)
+def test_uniform_test_images(partition):
+    """Each test image is in one client: a shared model's accuracy over all of them is that on the official images."""
+    same, uniform = (
+        make(5000, 1001, partition, divided={"test_partition": how}, **CLIENTS[partition])
+        for how in ("same", "uniform")
+    )
+    for one, other in zip(same, uniform, strict=True):
+        np.testing.assert_array_equal(numbers_of(one, False), numbers_of(other, False))
+        assert other.is_test.sum() in (33, 34)
+    assert sorted(np.concatenate([numbers_of(client, True) for client in uniform])) == list(range(1001))
+    # On average 3.3 of 33 test images are of a class, whatever the client's own classes are.
+    assert max(counts_of(client)[1].max() for client in uniform) <= 12
 
 
 def test_uniform_clients_have_every_class(made):
@@ -153,7 +225,24 @@ def test_shrunk():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"partition": "shards"}, "data.partition.kind must be one of classes, dirichlet, uniform, not 'shards'"),
+        (
+            {"partition": "sizes"},
+            "data.partition.kind must be one of classes, dirichlet, dirichlet_unequal, shards, uniform, not 'sizes'",
+        ),
+        ({"partition": "shards"}, "missing key data.partition.shards_per_client: a whole number of at least 1"),
+        (
+            {"partition": "shards", "shards_per_client": 26},
+            "data.partition: 4 clients with 26 shards each need 104 training images, but there are 100; lower ",
+        ),
+        (
+            {"partition": "uniform", "divided": {"images_per_client": 26}},
+            "data.images_per_client: 4 clients with 26 images each need 104 training images, but there are 100; lower ",
+        ),
+        (
+            {"partition": "dirichlet_unequal", "concentration": 0.5, "min_images": 26},
+            "data.partition.min_images: 100 training images could not be divided among 4 clients with at least 26 each "
+            "at concentration 0.5; raise concentration, or lower num_clients or min_images",
+        ),
         ({"partition": "classes"}, "missing key data.partition.classes_per_client: a whole number of at least 1"),
         ({"partition": "dirichlet"}, "missing key data.partition.concentration: a number above 0"),
         (
