@@ -111,6 +111,15 @@ def test_quantiles_by_hand():
     assert {share: found["personal"][share] for share in expected} == pytest.approx(expected)
 
 
+def test_a_summary_says_who_can_read_budgets():
+    silos = summary_json.summary_content(report_samples.sample_report(3))
+    users = summary_json.summary_content(samples.sample_user_report(3))
+    assert silos["privacy"]["budget_exposure"] == "inferable"
+    rows = {name: row["budget_exposure"] for name, row in silos["algorithms"].items()}
+    assert rows == {"local_only": "none", "fed_avg": "inferable", "mr_mtl": "inferable"}
+    assert users["privacy"]["budget_exposure"] == "public"
+
+
 def test_a_summary_of_silos_has_no_keys_of_users():
     found = summary_json.summary_content(report_samples.sample_report(3))
     assert set(found) == {"title", "metric", "higher_is_better", "algorithms", "notes", "silos", "privacy"}

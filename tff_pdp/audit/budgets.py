@@ -102,7 +102,7 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
 def audit_text(content: Mapping[str, Any]) -> str:
     """Returns the result of `audit_budgets` as a table for people."""
     heading = ("silo", "budget", "z", "z read", "error", "epsilon", "epsilon read", "error", "read from")
-    rows = [heading]
+    rows: list[tuple[str, ...]] = [heading]
     for silo in content["silos"]:
         rows.append(
             (

@@ -206,14 +206,14 @@ def noise_gain(
     squares, effective = 0.0, 0
     for first in range(0, count, size):
         places = np.linspace(0, size - 1, min(size, count - first)).astype(np.int32)
-        factors = [_factors(released, name, start, first, order) for order in (places, places[::-1])]
-        if any(one is None for one in factors) or not _alike(factors[0], factors[1]):
+        factors, others = (_factors(released, name, start, first, order) for order in (places, places[::-1]))
+        if factors is None or others is None or not _alike(factors, others):
             raise ConfigError(
                 f"{key}: an upload is not a sum of the round's gradients, each with one factor for all coordinates, so "
                 "the noise on it does not show z"
             )
-        squares += float(np.sum(np.square(factors[0])))
-        effective += int(np.count_nonzero(factors[0]))
+        squares += float(np.sum(np.square(factors)))
+        effective += int(np.count_nonzero(factors))
     if not squares:
         raise ConfigError(f"{key}: in the first round, no gradient enters an upload")
     return name, start, math.sqrt(squares), effective

@@ -256,8 +256,9 @@ class StatementFacts(Settings):
     @property
     def budget_exposure(self) -> BudgetExposure:
         """The largest exposure of budgets by a method."""
-        found = {method.budget_exposure for method in self.methods}
-        return next((one for one in ("inferable", "public") if one in found), "none")
+        if self.exposing:
+            return "inferable"
+        return "public" if any(method.budget_exposure == "public" for method in self.methods) else "none"
 
     @property
     def exposing(self) -> tuple[MethodFacts, ...]:

@@ -71,6 +71,11 @@ def test_the_planned_rounds_spend_at_most_the_budget_and_no_round_more_is_possib
     assert len(ledger.to_json()) >= len(before)
 
 
+def test_budgets_can_be_read_where_silos_upload(plan):
+    assert plan.budget_exposure(has_releases=True) == "inferable"
+    assert plan.budget_exposure(has_releases=False) == "none"
+
+
 def test_twice_the_gradients_need_more_noise(plan):
     twice = read().build(PlannedTraining(SIZES, gradients_per_round=each(4), rounds=10))
     for client_id in SIZES:
@@ -94,6 +99,7 @@ def test_without_privacy_nothing_is_clipped_noised_or_claimed():
     plan = without_privacy(read()).build(PlannedTraining(SIZES, gradients_per_round=each(1), rounds=1))
     assert plan.claim == "none"
     assert plan.build_ledger() is None
+    assert plan.budget_exposure(has_releases=True) == "none"
     assert {mechanism.noise_multiplier for mechanism in plan.mechanisms.values()} == {0.0}
     assert {mechanism.clip_norm for mechanism in plan.mechanisms.values()} == {math.inf}
 

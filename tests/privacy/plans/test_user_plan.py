@@ -120,6 +120,10 @@ def noise_on_grid(epsilon, delta, rounds, num_released):
     return ideal_noise(epsilon - 2 * distance, (delta - share) * math.exp(-distance), rounds)
 
 
+def test_the_one_budget_is_public():
+    assert plan_of().budget_exposure(has_releases=True) == plan_of().budget_exposure(has_releases=False) == "public"
+
+
 @pytest.mark.parametrize(
     ("rounds", "noise_multipliers"),
     [(50, ("49.72", "26.38", "14.10")), (100, ("70.32", "37.31", "19.94")), (400, ("140.6", "74.61", "39.88"))],
