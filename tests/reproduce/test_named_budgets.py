@@ -20,7 +20,7 @@ from tff_pdp.reproduce.report import build_report, report_text
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
 from tff_pdp.reproduce.setting import METHODS, NAMES, Band, Scale, Statement, SweptMethod, read_setting
 from tff_pdp.reproduce.sweep import Outcome, ResultStore
-from tff_pdp.reproduce.traffic import traffic_lines
+from tff_pdp.reproduce.tables import traffic_lines
 from tff_pdp.settings import read_settings
 
 MIXTURE = {

@@ -17,8 +17,7 @@ from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.means import Mean, best_of_grid, by_budget, cost, holds, means_over_seeds, measured_in
 from tff_pdp.reproduce.setting import METHODS, Published, Setting, Statement, Variant, limit_text
 from tff_pdp.reproduce.sweep import ResultStore, is_a_grid_job
-from tff_pdp.reproduce.tables import markdown_table
-from tff_pdp.reproduce.traffic import traffic_lines
+from tff_pdp.reproduce.tables import markdown_table, traffic_lines
 
 
 @dataclasses.dataclass(frozen=True)
