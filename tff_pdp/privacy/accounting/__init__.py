@@ -6,7 +6,8 @@ kept: results cached on disk, and many silos computed in parallel
 accountants: epsilon of releases, and the noise that a budget needs
 row_influence: event and privacy loss of a person in several rows
 repeated_runs: event of a random number of runs, the best of which is released
+budget_distributions: distributions that silos' epsilons are drawn from
 budgets: the budget of each silo
-calibration: number of rounds that a budget allows; the larger noise of a paper's code
+calibration: number of rounds that a budget allows; the noise of two papers' code, and its true epsilon
 ledger: records events by scope, and refuses a round that would overspend before it runs
 """

@@ -9,9 +9,11 @@ asymptotic formula, whose epsilon bounds nothing.
 """
 
 import bisect
+import decimal
 import functools
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 import dp_accounting
 import numpy as np
@@ -26,6 +28,8 @@ from tff_pdp.privacy.accounting.accountants import (
 )
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import RdpAccountant, flatten_event, poisson_gaussian_event
+from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
+from tff_pdp.privacy.accounting.kept import side_by_side
 
 
 def rounds_within_budget(
@@ -85,6 +89,11 @@ def rounds_within_budget(
 # The orders of the released code.
 _ORDERS = (1.25, 1.5, 1.75, 2.0, 2.25, 2.5, 3.0, 3.5, 4.0, 4.5, *map(float, range(5, 64)), 128.0, 256.0, 512.0)
 _TOLERANCE = 1e-5
+# Digits of true epsilons: the last bits of an accountant's result differ between machines.
+_DIGITS = 4
+_MARGIN = 1e-4
+# The most pairs of label and true epsilon that a warning lists.
+_MOST_LISTED = 6
 
 
 def paper_noise_multiplier(
@@ -168,6 +177,74 @@ def asymptotic_noise_multiplier(
     """
     del other_events
     return 10 * sampling_rate * math.sqrt(steps * -math.log10(delta)) / epsilon
+
+
+def true_budgets(
+    labels: Mapping[str, SiloBudget],
+    releases: Mapping[str, Mapping[dp_accounting.DpEvent, int]],
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+) -> dict[str, SiloBudget]:
+    """Computes budgets for noise that has labels: each silo's true epsilon, rounded up to four digits.
+
+    Guarantee: all releases of silo k are jointly (epsilon_k, delta_k)-DP with the epsilon and delta of silo k's result.
+    Assumes: each event describes its mechanism for the adjacency; noise multipliers and counts are public.
+
+    Args:
+      labels: by client id, the label as epsilon, and delta; with an infinite label, no noise is asked for.
+      releases: by client id, all planned releases of the silo, by event, and the charge for drawn noise.
+      adjacency: the neighbouring relation of all events.
+
+    Raises:
+      BudgetError: no finite epsilon holds for the noise of a finite label.
+    """
+    events = {client_id: _composed(releases[client_id]) for client_id in labels}
+    calls = [functools.partial(epsilon_bounds, events[one], labels[one].delta, adjacency) for one in labels]
+    budgets = {}
+    for (client_id, label), bounds in zip(labels.items(), side_by_side(calls), strict=True):
+        if math.isinf(bounds.best) and math.isfinite(label.epsilon):
+            ideal = {one: n for one, n in releases[client_id].items() if not isinstance(one, GridNoiseDpEvent)}
+            true = epsilon_bounds(_composed(ideal), label.delta, adjacency).best
+            raise BudgetError(
+                f"silo {client_id!r}: the noise that privacy.noise_calibration paper_asymptotic chooses for epsilon "
+                f"{label.epsilon:g} has a true epsilon of {true:.3g}, too large for any claim: lower the epsilon, or "
+                "train with larger batches or fewer steps"
+            )
+        budgets[client_id] = SiloBudget(_round_up(bounds.best), label.delta)
+    return budgets
+
+
+def label_warning(labels: Mapping[str, float], budgets: Mapping[str, SiloBudget]) -> str:
+    """Builds a warning that labels are no epsilons, with the true epsilons in `budgets`; empty without finite labels.
+
+    >>> label_warning({"a": 10.0, "b": 10.0}, dict.fromkeys("ab", SiloBudget(2.8, 1e-5))).rpartition(": ")[2]
+    '10 is truly 2.8 (2 silos)'
+    """
+    pairs = Counter((label, budgets[client_id].epsilon) for client_id, label in labels.items() if math.isfinite(label))
+    if not pairs:
+        return ""
+    listed = [
+        f"{label:g} is truly {true:g} ({number} {'silo' if number == 1 else 'silos'})"
+        for (label, true), number in sorted(pairs.items())[:_MOST_LISTED]
+    ]
+    more = f", and {len(pairs) - _MOST_LISTED} more" if len(pairs) > _MOST_LISTED else ""
+    return (
+        "the epsilons of privacy.budgets are labels of an asymptotic formula (paper_asymptotic), not guarantees; the "
+        f"ledger has the true epsilons: {', '.join(listed)}{more}"
+    )
+
+
+def _composed(releases: Mapping[dp_accounting.DpEvent, int]) -> dp_accounting.DpEvent:
+    return dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(event, count) for event, count in releases.items()]
+    )
+
+
+def _round_up(epsilon: float) -> float:
+    """Rounds up to a few digits, with a margin, so that the ledger never finds a planned release over the budget."""
+    if math.isinf(epsilon):
+        return epsilon
+    context = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
+    return float(context.create_decimal_from_float(epsilon * (1 + _MARGIN)))
 
 
 @functools.lru_cache(maxsize=4096)

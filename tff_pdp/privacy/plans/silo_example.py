@@ -22,8 +22,10 @@ from tff_pdp.privacy.accounting.accountants import (
 from tff_pdp.privacy.accounting.budgets import Budgets, SiloBudget
 from tff_pdp.privacy.accounting.calibration import (
     asymptotic_noise_multiplier,
+    label_warning,
     paper_noise_multiplier,
     rounds_within_budget,
+    true_budgets,
 )
 from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hashable
 from tff_pdp.privacy.accounting.kept import side_by_side
@@ -33,7 +35,6 @@ from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
-from tff_pdp.privacy.plans.labels import label_warning, with_true_budgets
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
 from tff_pdp.settings import Positive, Share
 
@@ -308,8 +309,13 @@ class SiloExample(SiloSettings):
                 "from them, and sets the noise: set num_examples to public, and leave out privacy.noise_multiplier"
             )
         # With level `minimum` the budget, too, is that of a silo's own label.
-        own = replace(self, budgets=replace(self.budgets, level="own"))
-        return with_true_budgets(self._calibrated(training), own._calibrated(training))
+        own = replace(self, budgets=replace(self.budgets, level="own"))._calibrated(training)
+        releases = {client_id: own.all_counts(client_id) for client_id in own.budgets}
+        return dataclasses.replace(
+            self._calibrated(training),
+            budgets=true_budgets(own.budgets, releases, own.adjacency),
+            labels={client_id: label.epsilon for client_id, label in own.budgets.items()},
+        )
 
     def _calibrated(self, training: PlannedTraining) -> SiloExamplePlan:
         """Builds the plan with the noise that the calibration chooses, and with the configured budgets."""
