@@ -88,7 +88,6 @@ def build_method(size: int, rounds: int) -> Method:
         estimator=estimator,
         process=compose(algorithm, model, estimator=estimator, user_sum=plan.server_sum()),
         config_hash="",
-        num_examples=sizes,
     )
 
 

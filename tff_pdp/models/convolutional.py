@@ -257,7 +257,8 @@ def build_tutorial_cnn(
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
         activations = shift_and_scale(x, input_shift, input_scale)
-        for name, padding in (("conv_0", "SAME"), ("conv_1", "VALID")):
+        paddings: dict[str, Literal["SAME", "VALID"]] = {"conv_0": "SAME", "conv_1": "VALID"}
+        for name, padding in paddings.items():
             activations = tf.nn.relu(layers.conv2d(weights, name, activations, strides=2, padding=padding))
             activations = tf.nn.max_pool2d(activations, ksize=2, strides=1, padding="VALID")
         activations = tf.reshape(activations, [-1, flat_size])

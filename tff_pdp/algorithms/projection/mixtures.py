@@ -97,7 +97,7 @@ def exact_clusters(values: tf.Tensor, present: tf.Tensor, components: int) -> tf
     """
     if components not in (1, 2, 3):
         raise ValueError(f"components must be 1, 2 or 3, not {components}")
-    clients = values.shape[0]
+    clients = int(values.shape[0] or 0)
     order = tf.argsort(values, stable=True)
     weights = tf.gather(present, order)
     # Around their mean, so that differences of sums of squares keep their digits.
@@ -124,7 +124,7 @@ def exact_clusters(values: tf.Tensor, present: tf.Tensor, components: int) -> tf
         middle = tf.where(one < other, spread(one, other), float("inf"))
         costs = spread(0 * one, one) + middle + spread(other, 0 * other + clients)
         best = tf.argmin(tf.reshape(costs, [-1]))
-        cuts = [tf.constant(0), best // (clients + 1), best % (clients + 1)]
+        cuts = [tf.constant(0), tf.math.floordiv(best, clients + 1), tf.math.floormod(best, clients + 1)]
     starts = tf.stack([tf.cast(cut, tf.int32) for cut in cuts])
     ranks = tf.argsort(order)
     # The number of clusters that begin at or before a client's place.

@@ -68,7 +68,8 @@ def subspaces_of(rows: Weights, members: tf.Tensor, projection_dims: int, *, cen
             centre[name] = tf.where(size > 1, mean, tf.zeros_like(mean))
         else:
             centre[name] = tf.zeros_like(mean)
-        number = dims_of(matrix.shape[1], projection_dims, matrix.shape[0])
+        clients, width = (int(axis or 0) for axis in matrix.shape)
+        number = dims_of(width, projection_dims, clients)
         basis[name] = _leading_directions(members[:, tf.newaxis] * (matrix - centre[name]), number)
     return Subspaces(basis, centre)
 
