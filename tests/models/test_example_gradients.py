@@ -241,7 +241,9 @@ def test_a_repeated_pull_is_every_examples_gradient():
 
 
 @pytest.mark.parametrize("padding", ["VALID", "SAME"])
-@pytest.mark.parametrize(("window", "strides"), [((4, 3), 2), ((2, 5), 3), ((1, 1), 2), ((3, 3), 1)])
+@pytest.mark.parametrize(
+    ("window", "strides"), [((4, 3), 2), ((4, 2), 2), ((3, 6), 3), ((2, 5), 3), ((1, 1), 2), ((3, 3), 1)]
+)
 def test_gradients_of_a_convolution_by_hand(window, strides, padding):
     """Sums over positions, one after another, of small integers: exact in float32."""
     rng = np.random.default_rng(0)

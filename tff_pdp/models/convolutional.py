@@ -209,6 +209,7 @@ def build_lenet(
 # The smallest height and width that leave one value after both convolutions and both poolings: 10 -> 5 -> 4 -> 1 is
 # too small to be pooled; 11 -> 6 -> 5 -> 1 too; 13 -> 7 -> 6 -> 2 -> 1.
 _SMALLEST_OF_TUTORIAL = 13
+_TUTORIAL_CONVOLUTIONS: Sequence[tuple[str, Padding]] = (("conv_0", "same"), ("conv_1", "valid"))
 
 
 def build_tutorial_cnn(
@@ -257,9 +258,8 @@ def build_tutorial_cnn(
 
     def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
         activations = shift_and_scale(x, input_shift, input_scale)
-        paddings: dict[str, Literal["SAME", "VALID"]] = {"conv_0": "SAME", "conv_1": "VALID"}
-        for name, padding in paddings.items():
-            activations = tf.nn.relu(layers.conv2d(weights, name, activations, strides=2, padding=padding))
+        for name, padding in _TUTORIAL_CONVOLUTIONS:
+            activations = tf.nn.relu(layers.conv2d(weights, name, activations, strides=2, padding=_PADDINGS[padding]))
             activations = tf.nn.max_pool2d(activations, ksize=2, strides=1, padding="VALID")
         activations = tf.reshape(activations, [-1, flat_size])
         activations = tf.nn.relu(layers.dense(weights, "dense_0", activations))
