@@ -17,7 +17,7 @@ from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings
 from tff_pdp.privacy.mechanisms.parameters import Sampler
-from tff_pdp.privacy.plans.silo_example import CALIBRATIONS
+from tff_pdp.privacy.plans.silo_noise import CALIBRATIONS
 from tff_pdp.training.evaluate import evaluate_experiment, summary_table
 from tff_pdp.training.train import train
 

@@ -19,7 +19,8 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import Generator, condition_of_examples
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings
-from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExample, SiloExamplePlan, check_delta
+from tff_pdp.privacy.plans.silo_example import SELECTION, SiloExample, SiloExamplePlan
+from tff_pdp.privacy.plans.silo_noise import check_delta
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.record.all_runs import Composed, Own, compose, releases_on_record
 from tff_pdp.training.record.releases import NO_PRIVACY, PERSONALIZE, Release, enter

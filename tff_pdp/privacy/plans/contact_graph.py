@@ -17,7 +17,8 @@ from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise, poiss
 from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.feature_scaling import ScalingsWithoutRelease, Unscaled
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings
-from tff_pdp.privacy.plans.silo_example import PlannedSilo, SiloExamplePlan, calibrated_silos
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan
+from tff_pdp.privacy.plans.silo_noise import PlannedSilo, calibrated_silos
 from tff_pdp.settings import Positive
 
 if TYPE_CHECKING:

@@ -13,12 +13,8 @@ from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, UserNoise
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
-from tff_pdp.privacy.plans.silo_example import (
-    SiloExamplePlan,
-    SiloSettings,
-    silo_mechanism,
-    silo_sampling_rate,
-)
+from tff_pdp.privacy.plans.silo_example import SiloExamplePlan, SiloSettings
+from tff_pdp.privacy.plans.silo_noise import silo_mechanism, silo_sampling_rate
 from tff_pdp.privacy.plans.user import check_for_users, user_plan_without_noise
 from tff_pdp.settings import Count, Positive
 
