@@ -24,7 +24,7 @@ def gain_of(name, model=MODEL, **settings):
     return noise_gain(algorithm, model, initial_weights(model), hparams)
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "ditto", "finetune", "apfl"])
+@pytest.mark.parametrize("name", ["fed_avg", "ditto", "finetune", "apfl", "pfa"])
 def test_plain_steps_add_up(name):
     _, start, gain, count = gain_of(name, learning_rate=RATE, local_steps=STEPS)
     assert gain == pytest.approx(RATE * math.sqrt(STEPS), rel=1e-5)

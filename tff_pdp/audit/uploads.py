@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, map_weights, split
+from tff_pdp.algorithms.base import RUNTIME_HPARAMS, Algorithm, ClientData, ClientResult, map_weights, split
 from tff_pdp.algorithms.hyper_parameters import SET_BY_RUNTIME, LocalSteps, Steps
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.method import Method
@@ -95,7 +95,7 @@ def recording_method(method: Method, model_seed: int, selection_loss_bound: floa
     if algorithm.candidates is not None:
         selector = build_selector(method.model, selection_loss_bound, method.plan.generator)
     process = compose(algorithm, method.model, estimator=method.estimator, selector=selector, model_seed=model_seed)
-    return dataclasses.replace(method, algorithm=algorithm, process=process, is_weighted=False)
+    return dataclasses.replace(method, algorithm=algorithm, process=process, amounts=None)
 
 
 def check_readable(method: Method) -> None:
@@ -140,8 +140,8 @@ def first_uploads(method: Method, recorder: Method, run_key: RunKey, model_seed:
     found = {}
     for place, own in zip(places, params, strict=True):
         hparams = {name: own["hparams"][name] for name in method.algorithm.hparams}
-        # The index is a parameter of its own for each silo; the response to a gradient does not depend on it.
-        key = tuple(float(hparams[name]) for name in hparams if name != "client_index")
+        # Index and epsilon are each silo's own; the response to a gradient does not depend on them.
+        key = tuple(float(hparams[name]) for name in hparams if name not in RUNTIME_HPARAMS)
         if key not in probes:
             probes[key] = noise_gain(method.algorithm, method.model, weights, hparams)
         name, start, gain, count = probes[key]
