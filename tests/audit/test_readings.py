@@ -1,4 +1,4 @@
-"""What is read in an upload, on uploads made by hand."""
+"""The noise that is read in an upload, on uploads made by hand."""
 
 import math
 

@@ -72,6 +72,14 @@ def test_weights_by_budgets_need_finite_budgets(experiment, overrides, message):
         build_method(experiment(**FED_AVG, **overrides, training__weighting="budget"), "fed_avg")
 
 
+def test_rows_of_silos_have_no_weights(experiment):
+    given = {"algorithms": {"pfa": {}}, "export__algorithm": "pfa", "privacy__budgets": budgets(1, 2, 6)}
+    with pytest.raises(
+        ConfigError, match="'budget' has no effect on algorithms.pfa, whose server receives each silo's"
+    ):
+        build_method(experiment(**given, training__weighting="budget"), "pfa")
+
+
 def test_reports_have_labels_beside_true_epsilons(experiment, capsys):
     given = {
         **FED_AVG,

@@ -222,7 +222,7 @@ def build_tutorial_cnn(
     has 26,010 weights. Everything else is as in `build_cnn`.
 
     Source: `tutorials/mnist_dpsgd_tutorial.py` of TensorFlow Privacy; Liu, Lou, Xiong, Liu and Meng, "Projected
-    Federated Averaging with Heterogeneous Differential Privacy", VLDB 2022, train the same network.
+    Federated Averaging with Heterogeneous Differential Privacy", VLDB 2021, train the same network.
 
     Args:
       input_shape: height, width and channels of one example.
@@ -279,5 +279,7 @@ def build_tutorial_cnn(
 
 def _size_in_tutorial(size: int) -> int:
     """Returns the height after both convolutions and both poolings of `tutorial_cnn`."""
-    pooled = -(-size // 2) - 1
-    return (pooled - 4) // 2 + 1 - 1
+    # Poolings of two pixels take one pixel; the second convolution has kernels of four pixels and no padding.
+    first_pooled = -(-size // 2) - 1
+    second_convolved = (first_pooled - 4) // 2 + 1
+    return second_convolved - 1

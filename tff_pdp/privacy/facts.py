@@ -283,6 +283,7 @@ class SiloFacts(StatementFacts, tag="silos"):
       other_releases: releases in the ledgers besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
       level: `own` if each silo's noise suits the silo's target; `minimum` if it suits the smallest target of all silos.
+      has_common_noise: whether all silos have the same, given noise, and leave when their budgets are spent.
     """
 
     are_users = False
@@ -295,6 +296,7 @@ class SiloFacts(StatementFacts, tag="silos"):
     other_releases: tuple[str, ...] = ()
     num_examples_are_noised: bool = False
     level: Literal["own", "minimum"] = "own"
+    has_common_noise: bool = False
 
     @property
     def labels(self) -> tuple[float, ...]:

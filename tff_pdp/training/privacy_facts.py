@@ -87,6 +87,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         other_releases=_other_releases([state for _, state in trained]),
         num_examples_are_noised=any(plan.num_examples_are_noised for plan in plans),
         level=getattr(getattr(config.privacy, "budgets", None), "level", "own"),
+        has_common_noise=getattr(config.privacy, "noise_multiplier", None) is not None,
     )
 
 

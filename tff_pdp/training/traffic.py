@@ -28,8 +28,8 @@ class TrafficCount:
     def through(self, server_state: Mapping[str, Any], round_number: int) -> dict[str, int]:
         """Returns facts for a row of metrics: the bytes of one round, and of all rounds up to that round.
 
-        Of silos, whose presence follows from public parameters, these are sums over the silos that take part. Of users
-        these are the bytes of one user in one round, because a sum would reveal the size of a sample.
+        For silos, whose presence follows from public parameters, these are sums over the silos that take part. For
+        users these are the bytes of one user in one round, because a sum would reveal the size of a sample.
 
         Args:
           server_state: the algorithm's state at the server after the round.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_pdp.algorithms.projection.groups import build_groups, liberal_by_norm
+from tff_pdp.algorithms.projection.groups import Groups, liberal_by_norm
 from tff_pdp.errors import ConfigError
 
 
@@ -48,7 +48,7 @@ def test_absent_silos_are_strict():
 
 def groups(partition, **given):
     settings = {"liberal_share": 0.1, "liberal_epsilon": None, "paper_raw_norms": False, **given}
-    return build_groups(4, partition, **settings)
+    return Groups(4, partition, **settings)
 
 
 def decided(rule, epsilons):
@@ -97,3 +97,4 @@ def test_few_liberal_silos_are_worth_a_warning():
     assert said(0, 0, 0, 1).startswith("1 of 4 silos are liberal: the shared model follows their data")
     assert said(0, 0, 1, 1).startswith("2 of 4 silos are liberal")
     assert said(0, 1, 1, 1) == ""
+    assert said(0, 0, 0, 0).startswith("no silo is liberal, so that the shared model moves by the plain mean")

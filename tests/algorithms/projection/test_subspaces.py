@@ -44,6 +44,29 @@ def test_rows_that_nobody_is_a_member_of_have_no_effect():
     np.testing.assert_allclose(np.abs(found.basis["w"]), [[0.5**0.5, 0.5**0.5]], rtol=1e-6)
 
 
+def test_what_is_no_members_row_has_no_effect_even_if_it_is_not_a_number():
+    rows = nest(w=[[3.0, 4.0], [np.nan, np.inf]])
+    members = tf.constant([1.0, 0.0])
+    found = subspaces_of(rows, members, 1, centred=True)
+    np.testing.assert_allclose(np.abs(found.basis["w"]), [[0.6, 0.8]], rtol=1e-6)
+    np.testing.assert_array_equal(mean_of_rows(rows, members)["w"], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_centred_rows_span_one_dimension_less(members):
+    rng = np.random.default_rng(0)
+    rows = nest(w=1 + 0.01 * rng.normal(size=[4, 50]))
+    mask = tf.constant([1.0] * members + [0.0] * (4 - members))
+    basis = subspaces_of(rows, mask, 4, centred=True).basis["w"].numpy()
+    np.testing.assert_allclose(basis @ basis.T, np.diag([1.0] * (members - 1) + [0.0] * (5 - members)), atol=1e-6)
+
+
+def test_equal_rows_span_nothing_around_their_mean():
+    row = np.random.default_rng(0).normal(size=50)
+    found = subspaces_of(nest(w=[row] * 3), tf.ones(3), 3, centred=True)
+    np.testing.assert_array_equal(found.basis["w"], np.zeros([3, 50]))
+
+
 def test_zeros_span_nothing_and_are_finite():
     found = subspaces_of(nest(w=np.zeros([3, 5])), tf.ones(3), 2, centred=True)
     np.testing.assert_array_equal(found.basis["w"], np.zeros([2, 5]))

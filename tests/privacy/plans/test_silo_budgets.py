@@ -128,7 +128,10 @@ def test_a_warning_counts_silos_of_equal_label_and_lists_a_few():
     plan = build(planned(sizes), noise_calibration="paper_asymptotic", budgets=two)
     assert plan.warning.count("(5 silos)") == 2 and "paper_asymptotic" in plan.warning
     many = {**two, "epsilons": [1 + number / 4 for number in range(10)]}
-    assert build(planned(sizes), noise_calibration="paper_asymptotic", budgets=many).warning.endswith(", and 4 more")
+    warning = build(planned(sizes), noise_calibration="paper_asymptotic", budgets=many).warning
+    assert warning.endswith(", and 4 more")
+    # The largest labels, whose true epsilons may be above them, come first.
+    assert "the true epsilons: 3.25 is truly" in warning and "1 is truly" not in warning
 
 
 def test_an_infinite_label_asks_for_no_noise():
@@ -144,6 +147,7 @@ def test_an_infinite_label_asks_for_no_noise():
     [
         ({"noise_multiplier": 2.0}, {}, ConfigError, "leave out privacy.noise_multiplier"),
         ({}, {"num_examples_are_noised": True}, ConfigError, "needs public numbers of examples"),
+        ({"sampler": "paper_shuffled"}, {}, ConfigError, "needs sampler poisson, not paper_shuffled"),
         (
             {"budgets": {"kind": "one_for_all", "epsilon": 40, "delta": 1e-4}},
             {"num_parameters": 50},

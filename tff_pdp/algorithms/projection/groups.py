@@ -38,6 +38,9 @@ class Groups:
       liberal_share: fraction of the silos that is liberal where epsilons are known, rounded up to a whole number.
       liberal_epsilon: the least epsilon of a liberal silo; if given, it replaces `liberal_share`.
       paper_raw_norms: whether `by_norm` clusters norms, in two groups, instead of logarithms of norms.
+
+    Raises:
+      ConfigError: two settings do not suit each other.
     """
 
     num_clients: int
@@ -89,8 +92,9 @@ class Groups:
     def decide(self, aggregates: Mapping[str, Any]) -> tf.Tensor:
         """Returns the liberal silos, float32 `[clients]` of 0 and 1, from the first round's aggregates.
 
-        Source of `by_norm`: the paper on projected averaging (seed 001) clusters norms of updates; the logarithm and
-        the criterion for the number of groups are ours, since raw norms merge groups that differ by a factor.
+        Source of `by_norm`: Liu and Xiong, "Personalized Differentially Private Federated Learning without Exposing
+        Privacy Budgets", CIKM 2023, cluster norms of updates. The logarithm and the criterion for the number of groups
+        are ours, since raw norms merge groups that differ by a factor.
         """
         if self.partition == "declared":
             return aggregates["liberal"]["rows"]["liberal"]
@@ -108,25 +112,12 @@ class Groups:
         count = int(np.sum(state["is_liberal"]))
         if count >= min(ENOUGH_LIBERAL_SILOS, self.num_clients):
             return ""
+        if not count:
+            return "no silo is liberal, so that the shared model moves by the plain mean of all silos, as in fed_avg"
         return (
             f"{count} of {self.num_clients} silos are liberal: the shared model follows their data almost alone. Where "
             "silos have different labels, the model learns the labels of liberal silos only; compare with fed_avg"
         )
-
-
-def build_groups(
-    num_clients: int,
-    partition: Partition,
-    liberal_share: float,
-    liberal_epsilon: float | None,
-    paper_raw_norms: bool,
-) -> Groups:
-    """Builds the rule from a method's settings, which have the meanings of the attributes of `Groups`.
-
-    Raises:
-      ConfigError: two settings do not suit each other.
-    """
-    return Groups(num_clients, partition, liberal_share, liberal_epsilon, paper_raw_norms)
 
 
 def liberal_by_norm(rows: Weights, present: tf.Tensor, paper_raw_norms: bool = False) -> tf.Tensor:

@@ -13,6 +13,8 @@ from tff_pdp.models.base import Weights
 
 # Singular values below this fraction of the largest are rounding.
 _SMALLEST_SINGULAR_VALUE = 1e-6
+# Some thousand roundings of float64.
+_ROUNDING = 1e-12
 
 
 class Subspaces(NamedTuple):
@@ -59,32 +61,33 @@ def subspaces_of(rows: Weights, members: tf.Tensor, projection_dims: int, *, cen
       projection_dims: largest number k of basis rows.
       centred: whether the subspace goes through the mean of the rows instead of zero.
     """
-    size = tf.reduce_sum(members)
+    size = tf.reduce_sum(tf.cast(members, tf.float64))
     basis, centre = collections.OrderedDict(), collections.OrderedDict()
     for name, value in rows.items():
-        matrix = members[:, tf.newaxis] * flat_rows(value)
+        # In float64, which separates rank from rounding.
+        matrix = tf.cast(_rows_of(members, flat_rows(value)), tf.float64)
         mean = tf.reduce_sum(matrix, axis=0) / tf.maximum(size, 1.0)
-        if centred:
-            centre[name] = tf.where(size > 1, mean, tf.zeros_like(mean))
-        else:
-            centre[name] = tf.zeros_like(mean)
+        middle = tf.where(size > 1, mean, tf.zeros_like(mean)) if centred else tf.zeros_like(mean)
         clients, width = (int(axis or 0) for axis in matrix.shape)
         number = dims_of(width, projection_dims, clients)
-        basis[name] = _leading_directions(members[:, tf.newaxis] * (matrix - centre[name]), number)
+        scale = tf.reduce_max(tf.abs(matrix))
+        directions = _leading_directions(_rows_of(members, matrix - middle), number, scale)
+        basis[name], centre[name] = tf.cast(directions, tf.float32), tf.cast(middle, tf.float32)
     return Subspaces(basis, centre)
 
 
-def _leading_directions(matrix: tf.Tensor, number: int) -> tf.Tensor:
+def _leading_directions(matrix: tf.Tensor, number: int, scale: tf.Tensor) -> tf.Tensor:
     """Returns the first right singular vectors of `[clients, d]` as rows `[number, d]`; zeros beyond the rank."""
-    # A thin QR first: the singular vectors of a small matrix, and in float64, which separates rank from rounding.
-    orthonormal, triangle = tf.linalg.qr(tf.transpose(tf.cast(matrix, tf.float64)), full_matrices=False)
+    # A thin QR first: what is left are the singular vectors of a small matrix.
+    orthonormal, triangle = tf.linalg.qr(tf.transpose(matrix), full_matrices=False)
     values, left, _ = tf.linalg.svd(triangle)
-    is_kept = tf.logical_and(values > _SMALLEST_SINGULAR_VALUE * values[0], values > 0)
+    # Rows that are equal differ from their mean by rounding alone, which is small beside the rows themselves.
+    is_kept = values > tf.maximum(_SMALLEST_SINGULAR_VALUE * values[0], _ROUNDING * scale)
     directions = tf.matmul(orthonormal, left[:, :number])
     # A singular vector has no sign of its own, and libraries differ: its largest entry is made positive.
     largest = tf.argmax(tf.abs(directions), axis=0, output_type=tf.int32)
     signs = tf.sign(tf.gather_nd(directions, tf.stack([largest, tf.range(number)], axis=1)))
-    return tf.cast(tf.transpose(directions * signs * tf.cast(is_kept[:number], tf.float64)), tf.float32)
+    return tf.transpose(directions * signs * tf.cast(is_kept[:number], tf.float64))
 
 
 def coordinates(subspaces: Subspaces, update: Weights) -> Weights:
@@ -136,4 +139,10 @@ def parted(joint: Weights, shaped_as: Weights) -> Weights:
 def mean_of_rows(rows: Weights, members: tf.Tensor) -> Weights:
     """Returns the mean of the members' rows, by tensor; zeros where there is no member."""
     share = members / tf.maximum(tf.reduce_sum(members), 1.0)
-    return map_weights(lambda value: tf.tensordot(share, value, 1), rows)
+    return map_weights(lambda value: tf.tensordot(share, _rows_of(members, value), 1), rows)
+
+
+def _rows_of(members: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Returns `rows` with zeros in place of the rows of clients that are no members, even where these are NaN."""
+    is_member = tf.reshape(members > 0, [-1] + [1] * (rows.shape.rank - 1))
+    return tf.where(is_member, rows, tf.zeros([], rows.dtype))

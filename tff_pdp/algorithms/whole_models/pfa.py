@@ -1,5 +1,7 @@
-"""PFA and PFA+ (Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2021; and
-"Personalised federated averaging without exposing budgets", which groups silos by the norms of their updates).
+"""PFA and PFA+ (Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2021).
+
+Groups by norms of updates are those of Liu and Xiong, "Personalized Differentially Private Federated Learning without
+Exposing Privacy Budgets", CIKM 2023.
 
 Silos with large budgets (liberal) upload updates with little noise, all others (strict) updates that are mostly noise.
 The server keeps of the strict silos' mean only the part in the subspace of the liberal updates. This helps where strict
@@ -15,7 +17,7 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, Traffic, choose, map_weights
 from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING
 from tff_pdp.algorithms.local_sgd import local_sgd
-from tff_pdp.algorithms.projection.groups import Partition, build_groups
+from tff_pdp.algorithms.projection.groups import Groups, Partition
 from tff_pdp.algorithms.projection.subspaces import (
     Subspaces,
     coordinates,
@@ -70,7 +72,7 @@ def build_pfa(
     Raises:
       ConfigError: `projection_dims` is above d, or two settings do not suit each other.
     """
-    groups = build_groups(num_clients, partition, liberal_share, liberal_epsilon, paper_raw_norms)
+    groups = Groups(num_clients, partition, liberal_share, liberal_epsilon, paper_raw_norms)
     if num_weights and projection_dims > num_weights:
         raise ConfigError(f"projection_dims must be at most {num_weights}, the model's weights, not {projection_dims}")
     is_liberal_first = first_round == "liberal_only"
@@ -139,6 +141,7 @@ def build_pfa(
         return after
 
     def traffic(state, round_number):
+        # As long as a liberal silo takes part: without one, strict silos would upload whole updates again.
         sizes = [np.size(value) for value in state["weights"].values()]
         sizes = [sum(sizes)] if joint else sizes
         everything, strict = float(sum(sizes)), np.asarray(state["is_liberal"]) < 0.5

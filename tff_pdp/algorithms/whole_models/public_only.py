@@ -10,7 +10,7 @@ import tensorflow as tf
 from tff_pdp.algorithms.base import Algorithm, ClientResult, Traffic, choose, map_weights
 from tff_pdp.algorithms.hyper_parameters import LOCAL_TRAINING
 from tff_pdp.algorithms.local_sgd import local_sgd
-from tff_pdp.algorithms.projection.groups import Partition, build_groups
+from tff_pdp.algorithms.projection.groups import Groups, Partition
 from tff_pdp.algorithms.projection.subspaces import mean_of_rows
 from tff_pdp.settings import Positive, Share
 
@@ -26,13 +26,21 @@ def build_public_only(
     """Builds the mean of liberal updates. Server state: the shared weights, the number of rounds, and the liberal
     silos. Client state: nothing. Released: the update as a row; and the epsilon, or a bit, if silos are grouped by it.
 
-    The settings have the meanings of those of `build_pfa`. Strict silos are charged in every round, as in PFA, although
-    a real strict silo would not have to upload after the groups are known.
+    Strict silos are charged in every round, as in PFA, although a real strict silo would not have to upload after the
+    groups are known.
+
+    Args:
+      num_clients: number M of silos, each with a `client_index` of its own.
+      partition: `by_norm`: the first of the rounds is a warm start that groups silos by the norms of their updates.
+        `known`: by epsilons that the server knows. `declared`: by a bit that each silo uploads.
+      liberal_share: fraction of silos that is liberal, with the largest epsilons; for `known`.
+      liberal_epsilon: least epsilon of a liberal silo; for `declared`, and for `known` in place of the share.
+      paper_raw_norms: group by raw norms in two groups, as the paper describes; often wrong with three budgets.
 
     Raises:
       ConfigError: two settings do not suit each other.
     """
-    groups = build_groups(num_clients, partition, liberal_share, liberal_epsilon, paper_raw_norms)
+    groups = Groups(num_clients, partition, liberal_share, liberal_epsilon, paper_raw_norms)
 
     def client_update(broadcast, client_state, data, grad_fn, hparams):
         weights = local_sgd(broadcast["weights"], data, grad_fn, hparams["learning_rate"], hparams["local_steps"])

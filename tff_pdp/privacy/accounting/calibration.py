@@ -224,7 +224,8 @@ def label_warning(labels: Mapping[str, float], budgets: Mapping[str, SiloBudget]
         return ""
     listed = [
         f"{label:g} is truly {true:g} ({number} {'silo' if number == 1 else 'silos'})"
-        for (label, true), number in sorted(pairs.items())[:_MOST_LISTED]
+        # The largest first: their true epsilons may exceed the labels.
+        for (label, true), number in sorted(pairs.items(), reverse=True)[:_MOST_LISTED]
     ]
     more = f", and {len(pairs) - _MOST_LISTED} more" if len(pairs) > _MOST_LISTED else ""
     return (

@@ -97,6 +97,11 @@ class PlanSettings(Settings):
             raise ConfigError(
                 f"training.weighting {weighting!r} is for users; for silos use uniform, num_examples or budget"
             )
+        if weighting == "budget" and algorithm.released and set(algorithm.released.values()) == {"rows"}:
+            raise ConfigError(
+                f"training.weighting 'budget' has no effect on algorithms.{algorithm.name}, whose server receives each "
+                "silo's values as a row of its own: use uniform"
+            )
         if weighting == "budget" and getattr(self, "budgets", None) is None:
             raise ConfigError(
                 f"training.weighting 'budget' needs privacy.budgets, and privacy.kind {self.kind} has none"

@@ -289,6 +289,11 @@ class SiloExample(SiloSettings):
             )
         if self.noise_calibration != "paper_asymptotic":
             return self._calibrated(training)
+        if self.sampler != "poisson":
+            raise ConfigError(
+                f"privacy.noise_calibration paper_asymptotic needs sampler poisson, not {self.sampler}: for shuffled "
+                "epochs, no true epsilon is known"
+            )
         if self.noise_multiplier is not None or training.num_examples_are_noised:
             raise ConfigError(
                 "privacy.noise_calibration paper_asymptotic needs public numbers of examples, as budgets are computed "
@@ -298,7 +303,7 @@ class SiloExample(SiloSettings):
         own = replace(self, budgets=replace(self.budgets, level="own"))._calibrated(training)
         releases = {client_id: own.all_counts(client_id) for client_id in own.budgets}
         return dataclasses.replace(
-            self._calibrated(training),
+            own if self.budgets.level == "own" else self._calibrated(training),
             budgets=true_budgets(own.budgets, releases, own.adjacency),
             labels={client_id: label.epsilon for client_id, label in own.budgets.items()},
         )
