@@ -56,6 +56,9 @@ LAYERS = {
     "conv, valid, strides 2": (conv(2, "VALID"), {"kernel": (3, 3, 1, 2), "bias": (2,)}, normal(BATCH, 8, 7, 1)),
     "conv, same, strides 2": (conv(2, "SAME"), {"kernel": (3, 3, 2, 2), "bias": (2,)}, normal(BATCH, 7, 6, 2)),
     "conv, same, strides 3": (conv(3, "SAME"), {"kernel": (2, 2, 1, 2), "bias": (2,)}, normal(BATCH, 7, 8, 1)),
+    "conv, same, by squares": (conv(2, "SAME"), {"kernel": (4, 2, 1, 2), "bias": (2,)}, normal(BATCH, 7, 8, 1)),
+    "conv, valid, by squares": (conv(3, "VALID"), {"kernel": (3, 6, 2, 2), "bias": (2,)}, normal(BATCH, 7, 9, 2)),
+    "conv, strides 2, Gram form": (conv(2, "SAME"), {"kernel": (4, 4, 4, 24), "bias": (24,)}, normal(BATCH, 3, 4, 4)),
     "conv, Gram form": (conv(1, "SAME"), {"kernel": (3, 3, 4, 24), "bias": (24,)}, normal(BATCH, 2, 3, 4)),
     "group norm": (
         lambda weights, name, x: layers.group_norm(weights, name, x, groups=2),

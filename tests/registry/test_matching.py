@@ -161,6 +161,16 @@ def test_another_division_of_the_same_raw_files_is_told_by_content(tmp_path):
     assert not matched(one, two).everyone
 
 
+def test_another_partition_of_the_same_images_is_told_by_content(tmp_path):
+    shards = {"partition": "shards", "shards_per_client": 2, "images_per_client": 3, "test_partition": "uniform"}
+    unequal = {"partition": "dirichlet_unequal", "concentration": 0.5, "min_images": 1}
+    one, two = (
+        digests(tmp_path / how["partition"], {"silo_000": records(first, first + 3)}, parameters=how, sources=["f"])
+        for first, how in ((0, shards), (3, unequal))
+    )
+    assert not matched(one, two).everyone
+
+
 def test_rows_of_a_contact_graph_are_known_by_their_names(tmp_path):
     """A person's row changes with the contacts, and is the same person's."""
     promise = RowInfluence("node", "replace_one", 3, "by hand")

@@ -69,6 +69,7 @@ LAYERS = {
     "conv SAME": (Held, conv(8, 4, 16, padding="SAME")),
     "conv VALID, strides 2": (Held, conv(9, 3, 16, strides=2)),
     "conv SAME, strides 2": (Held, conv(9, 3, 16, strides=2, padding="SAME")),
+    "conv SAME, strides 2, by squares": (Held, conv(8, 4, 16, strides=2, padding="SAME")),
     "conv, Gram form": (OuterProducts, conv(3, 8, 32, padding="SAME")),
     "group norm": (Held, build({"a/scale": (16,), "a/bias": (16,)}, (6, 6, 16), predict_normed)),
     "not in closed form": (Held, build({"kernel": (9, NUM_CLASSES)}, (9,), predict_by_name)),
