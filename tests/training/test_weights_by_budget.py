@@ -75,7 +75,7 @@ def test_weights_by_budgets_need_finite_budgets(experiment, overrides, message):
 def test_rows_of_silos_have_no_weights(experiment):
     given = {"algorithms": {"pfa": {}}, "export__algorithm": "pfa", "privacy__budgets": budgets(1, 2, 6)}
     with pytest.raises(
-        ConfigError, match="'budget' has no effect on algorithms.pfa, whose server receives each silo's"
+        ConfigError, match=r"'budget' has no effect on algorithms\.pfa, whose server receives each silo's"
     ):
         build_method(experiment(**given, training__weighting="budget"), "pfa")
 
