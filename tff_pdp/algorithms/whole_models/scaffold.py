@@ -9,8 +9,9 @@ The paper's server adds the mean change of controls, times the share of clients 
 mean of the new controls. Both are equal while all clients take part. Once a client has left, the paper's c would hold
 the client's last gradient for ever, and would pull the others away from their own optimum.
 
-The correction is added after the clip and the noise. A control is a mean of noised gradients. With uniform weights the
-corrections of all clients sum to zero, so that with equal rates and steps their noise cancels in the mean update.
+The correction is added after the clip and the noise. A control is a mean of noised gradients, so corrections have
+noise, too. The corrections of all clients have mean zero: with equal rates and steps, no noise of corrections enters
+the mean update.
 """
 
 import dataclasses
