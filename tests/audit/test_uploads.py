@@ -24,7 +24,7 @@ def gain_of(name, model=MODEL, **settings):
     return noise_gain(algorithm, model, initial_weights(model), hparams)
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "ditto", "finetune", "apfl", "pfa"])
+@pytest.mark.parametrize("name", ["fed_avg", "ditto", "finetune", "apfl", "pfa", "scaffold"])
 def test_plain_steps_add_up(name):
     _, start, gain, count = gain_of(name, learning_rate=RATE, local_steps=STEPS)
     assert gain == pytest.approx(RATE * math.sqrt(STEPS), rel=1e-5)
@@ -33,13 +33,13 @@ def test_plain_steps_add_up(name):
     assert {value.shape for value in start.values()} == {(3, 3), (3,)}
 
 
-@pytest.mark.parametrize("name", ["mr_mtl", "mocha"])
+@pytest.mark.parametrize("name", ["mr_mtl", "mocha", "fed_prox"])
 def test_a_pull_shortens_earlier_steps(name):
     release, start, gain, _ = gain_of(name, learning_rate=RATE, local_steps=STEPS, prox_weight=PULL)
     # Mocha's relations are the identity in the first round, so that other clients do not pull, and the pull goes to 0.
     factors = [RATE * (1 - RATE * PULL) ** later for later in range(STEPS)]
     assert gain == pytest.approx(math.sqrt(np.sum(np.square(factors))), rel=1e-5)
-    assert release == {"mr_mtl": "movement", "mocha": "row"}[name]
+    assert release == {"mr_mtl": "movement", "mocha": "row", "fed_prox": "update"}[name]
     assert not any(value.any() for value in start.values())
 
 
@@ -47,6 +47,12 @@ def test_an_upload_may_be_divided():
     *_, gain, count = gain_of("fed_nova", learning_rate=RATE, local_steps=STEPS)
     assert gain == pytest.approx(RATE / math.sqrt(STEPS), rel=1e-5)
     assert count == STEPS
+
+
+def test_an_upload_may_be_a_mean_of_gradients_at_the_end_of_the_steps():
+    *_, gain, count = gain_of("fed_meta", learning_rate=RATE, local_steps=STEPS, query_steps=4)
+    assert gain == pytest.approx(0.5, rel=1e-5)
+    assert count == 4
 
 
 def test_a_release_of_weights_is_read_against_the_start():

@@ -14,7 +14,10 @@ LARGE = build_mlp((2, 2, 1), 3, (700,))
 # Where the default is large for so small a model.
 SMALLER = {"hypernet": {"hidden_units": (8,)}, "udp_hypernet": {"hidden_units": (8,)}}
 # Settings that make a method of their own: other values leave a client, and the server keeps another state.
-VARIANTS = {"pfa_plus": {"kind": "pfa", "plus": True, "partition": "known", "liberal_share": 0.5}}
+VARIANTS = {
+    "pfa_plus": {"kind": "pfa", "plus": True, "partition": "known", "liberal_share": 0.5},
+    "fed_meta_reptile": {"kind": "fed_meta", "order": "reptile"},
+}
 
 
 @functools.cache

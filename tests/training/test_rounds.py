@@ -116,6 +116,13 @@ def test_what_the_server_is_told_besides_is_named_in_the_claim(experiment):
     assert "silos' steps, whose mean the server is told, are treated as public" in method.plan.claim_reason
 
 
+def test_gradients_after_the_local_steps_are_charged_alike(experiment):
+    algorithms = {"fed_avg": {"local_steps": 5}, "fed_meta": {"local_steps": 2, "query_steps": 3}}
+    config = experiment(algorithms=algorithms, export__algorithm="fed_avg")
+    fed_avg, fed_meta = (build_method(config, name).plan for name in algorithms)
+    assert fed_meta.mechanisms == fed_avg.mechanisms
+
+
 @pytest.mark.parametrize("name", parameters(["fed_avg", "mr_mtl", "mocha", "ifca_fed_avg"], test=["fed_avg", "mocha"]))
 def test_silos_count_by_their_examples_where_that_is_asked_for(experiment, name):
     settings = {"num_clusters": 1} if name.startswith("ifca") else {}
