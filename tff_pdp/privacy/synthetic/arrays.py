@@ -52,7 +52,7 @@ def read_arrays(path: Path, generator: Generator) -> Arrays:
             found = {name: stored[name] for name in ("x", "y") if name in stored}
     except OSError as error:
         raise DataError(f"{path}: cannot read the file ({error.strerror or error})") from None
-    except (ValueError, zipfile.BadZipFile, AttributeError, TypeError):
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
         raise DataError(f"{path}: not an NPZ file of plain arrays") from None
     if "x" not in found:
         raise DataError(f"{path}: the array x is missing")

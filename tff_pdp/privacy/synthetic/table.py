@@ -74,7 +74,8 @@ class Numeric(Settings, tag_field="kind", tag="numeric"):
             whole = np.clip(np.rint(values), math.ceil(self.low), math.floor(self.high))
             return [str(int(value)) for value in whole.tolist()]
         digits = _DIGITS - math.floor(math.log10(self.high - self.low))
-        return [repr(min(max(round(value, digits), self.low), self.high)) for value in values.tolist()]
+        rounded = (min(max(round(value, digits), self.low), self.high) for value in values.tolist())
+        return [repr(value).removesuffix(".0") for value in rounded]
 
 
 class Categorical(Settings, tag_field="kind", tag="categorical"):
