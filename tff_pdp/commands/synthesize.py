@@ -43,7 +43,7 @@ class Synthesize(Reporting):
       tff-pdp synthesize ward.csv --schema ward.yaml --output ward_synthetic.csv --rows 5000 --epsilon 2 --delta 1e-6
 
     Arrays (NPZ with x and, for classes, whole numbers y) need a range, which is 0 to 1 by default:
-      tff-pdp synthesize digits.npz --num-classes 10 --radius 9 --pool 2 --output made.npz --rows 5000 \\
+      tff-pdp synthesize digits.npz --num-classes 10 --radius 3.5 --pool 2 --output made.npz --rows 5000 \\
           --epsilon 2 --delta 1e-6
 
     Public, and not protected, are all options: the number of synthetic rows, columns, categories, bounds, range and
@@ -65,7 +65,8 @@ class Synthesize(Reporting):
       low: lower bound of arrays' values; default 0.
       high: upper bound of arrays' values; default 1.
       num_classes: number of classes of arrays; default 1, without labels.
-      radius: L2 norm to which an example is clipped, after pooling; default: the largest norm in the range.
+      radius: L2 norm to which an example is clipped, after pooling; default: the largest norm in the range. Noise grows
+        with its square: a little below usual norms is best, as far as these are public.
       pool: side of the squares of an image that are averaged; default 1.
       count_share: share of the sensitivity for counts of classes.
       mean_share: share of the sensitivity for means of classes.

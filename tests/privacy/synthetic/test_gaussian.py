@@ -100,6 +100,17 @@ def test_rows_are_clipped_to_range_and_radius():
     assert np.linalg.norm(rows, axis=1).max() < 1
 
 
+def test_a_row_is_the_same_to_the_bit_whatever_rows_are_beside_it():
+    settings = settings_of(pool=2, radius=1.1)
+    images = np.random.default_rng(3).normal(size=(70, 6, 10))
+    rows = unit_rows(images, settings)
+    for first, last in [(0, 1), (3, 4), (1, 70), (10, 27), (69, 70)]:
+        assert unit_rows(images[first:last], settings).tobytes() == rows[first:last].tobytes()
+    pooled = np.clip(images, -1, 1).reshape(70, 3, 2, 5, 2).mean(axis=(2, 4)).reshape(70, 15)
+    norms = np.maximum(np.linalg.norm(pooled, axis=1, keepdims=True), 1.1)
+    assert rows == pytest.approx(pooled / norms, abs=1e-11)
+
+
 def test_sums_are_those_of_a_straightforward_version():
     x, y = clustered(50)
     settings, z = settings_of(radius=0.4), 0.5

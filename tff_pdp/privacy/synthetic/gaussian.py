@@ -5,6 +5,7 @@ features. One Gaussian release of the sum of phi holds noised counts, means, and
 drawn from these. The number of values of the release grows with the square of the number of features.
 """
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Annotated
@@ -41,7 +42,8 @@ class DpGaussian(Generator, tag="dp_gaussian"):
 
     Attributes:
       radius: R, public L2 bound to which an example's features (after pooling) are clipped; nothing: the largest norm
-        that features between `low` and `high` can have, so that nothing is clipped.
+        that features between `low` and `high` can have, so that nothing is clipped. Noise on products grows with the
+        square of R: a little below usual norms is best.
       pool: side of the squares of an image that are averaged before the release; the result has each average in all
         places of its square, so that its shape is that of the records.
       count_share: a, share of the sensitivity that class counts have.
@@ -188,21 +190,24 @@ def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multi
 def unit_rows(x: np.ndarray, settings: DpGaussian) -> np.ndarray:
     """Clips, pools and scales examples to vectors of L2 norm at most 1: float64 `[n, features]`.
 
-    Guarantee: each row depends on its own example alone; its norm is at most 1 - 2**-41, rounding included, for up to
-      4,096 features. Missing values count as the middle of the range.
+    Guarantee: each row is a function of its own example alone, to the last bit, because every operation is of single
+      elements, and IEEE 754 rounds these in one way; its norm is at most 1 - 2**-41, rounding included, for up to 4,096
+      features. Missing values count as the middle of the range.
     """
     rows = np.nan_to_num(x.astype(np.float64), nan=(settings.low + settings.high) / 2, posinf=np.inf, neginf=-np.inf)
     rows = np.clip(rows, settings.low, settings.high)
     if settings.pool > 1:
-        height, width, *rest = pooled_shape(x.shape[1:], settings)
-        squares = rows.reshape(len(x), height, settings.pool, width, settings.pool, *rest)
-        rows = squares.mean(axis=(2, 4))
-    rows = rows.reshape(len(x), math.prod(pooled_shape(x.shape[1:], settings)))
-    bound = settings.norm_bound(rows.shape[1])
-    # Large values are scaled first: their squares must not overflow.
-    rows = rows / bound
-    norms = np.sqrt((rows**2).sum(axis=1, keepdims=True))
-    return rows * ((1 - _SHORTER) / np.maximum(norms, 1))
+        places = list(itertools.product(range(settings.pool), repeat=2))
+        # Library sums over axes may add in an order that depends on the number of rows.
+        squares = sum(rows[:, down :: settings.pool, right :: settings.pool] for down, right in places)
+        rows = np.asarray(squares) / len(places)
+    rows = rows.reshape(len(x), math.prod(rows.shape[1:]))
+    # Scaled first: squares of large values must not overflow.
+    rows = rows / settings.norm_bound(rows.shape[1])
+    squared = np.zeros(len(rows))
+    for feature in rows.T:
+        squared += feature * feature
+    return rows * ((1 - _SHORTER) / np.maximum(np.sqrt(squared), 1))[:, None]
 
 
 def pooled_shape(shape: tuple[int, ...], settings: DpGaussian) -> tuple[int, ...]:
