@@ -43,6 +43,7 @@ COMMANDS = command_line.Table(
         "evaluate": f"{_EXPERIMENT}:Evaluate",
         "config": f"{_EXPERIMENT}:Config",
         "account": "tff_pdp.commands.account:Account",
+        "synthesize": "tff_pdp.commands.synthesize:Synthesize",
         "export": f"{_EXPERIMENT}:Export",
         "personalize": f"{_EXPERIMENT}:Personalize",
         "verify": f"{_RECORD}:Verify",

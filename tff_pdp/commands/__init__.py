@@ -2,6 +2,7 @@
 
 experiment: prepare, train, tune, evaluate, export, personalize, serve, predict
 account: the cost of a plan, before training
+synthesize: synthetic data of one silo
 record: `verify` checks runs on disk, `seal` destroys their secrets
 audit: what uploads reveal beyond the guarantee
 demo: a whole experiment at once, from data to a server

@@ -1,0 +1,8 @@
+"""Synthetic data of one silo, made once from one private release.
+
+base: synthetic examples, what every generator offers, and the generators by kind
+gaussian: one Gaussian for each class, from noised counts, means and a pooled covariance
+table: tables with public columns, as arrays and back
+arrays: arrays of images or features, from files and back
+release: noise for a budget, the release itself, and a privacy statement of its own
+"""

@@ -1,0 +1,115 @@
+"""Defines synthetic examples, and the settings class from which every generator of synthetic examples is derived."""
+
+import dataclasses
+from typing import Annotated
+
+import dp_accounting
+import numpy as np
+from msgspec import Meta
+
+from tff_pdp.kinds import Kinds
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.settings import Count, Settings
+
+# Squares of features must neither overflow nor vanish.
+Bound = Annotated[float, Meta(ge=-1e30, le=1e30)]
+# Words of 64 bits, of which float64 holds the first 53.
+_DROPPED_BITS, _UNIT = np.uint64(11), 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SyntheticExamples:
+    """Examples that a generator has made.
+
+    Attributes:
+      x: features, float64 `[examples, *input_shape]`, within the public range.
+      y: class of each example, int64 `[examples]`.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+class Generator(Settings, tag_field="kind"):
+    """Settings of a generator, all of them public. A generator is a subclass with `event` and `fit`.
+
+    Attributes:
+      examples: number of synthetic examples; a number that does not follow from the number of records.
+      num_classes: number of classes that labels may have; 1 where there are no labels.
+      low: lower bound of every feature.
+      high: upper bound of every feature.
+    """
+
+    examples: Annotated[int, Meta(ge=1, le=10**8)]
+    num_classes: Count = 1
+    low: Bound = 0.0
+    high: Bound = 1.0
+
+    def __post_init__(self):
+        if not self.low < self.high:
+            raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
+
+    def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+        """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record."""
+        raise NotImplementedError
+
+    def check(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`."""
+        raise NotImplementedError
+
+    def fit(self, x: np.ndarray, y: np.ndarray, noise_multiplier: float, draws: ExactDraws) -> SyntheticExamples:
+        """Makes synthetic examples from records, by one private release.
+
+        Guarantee: `event(noise_multiplier)` covers the result, for any features, labels in range, and any number of
+          records, which is not public.
+        Assumes: the result of every call is charged; the draws' key is secret and has no other use.
+
+        Args:
+          x: `[n, *input_shape]`, any numeric dtype; n may be 0.
+          y: classes, whole numbers `[n]` in `[0, num_classes)`.
+          noise_multiplier: standard deviation of the noise divided by the sensitivity of the release.
+          draws: draws from a secret key.
+
+        Raises:
+          ConfigError: a shape or a setting does not fit; nothing was released.
+          DataError: a label is out of range, and nothing was released; or the release has too much noise to be used,
+            which is a function of the release alone.
+        """
+        raise NotImplementedError
+
+
+GENERATORS: Kinds[type[Generator]] = Kinds(
+    "generator", {"dp_gaussian": "tff_pdp.privacy.synthetic.gaussian:DpGaussian"}, "tff_pdp.generators"
+)
+
+
+def draw_labels(counts: np.ndarray, examples: int, draws: ExactDraws) -> np.ndarray:
+    """Draws labels, int64 `[examples]`, in the proportions of `counts`, in random order.
+
+    Each label is drawn within one of its exact share of `examples`: places lie evenly, from a random start.
+
+    Args:
+      counts: not negative, with a positive sum, float64 `[classes]`.
+      examples: number of labels.
+      draws: draws, which need not be secret: the counts were released before.
+    """
+    ends = np.cumsum(counts / counts.sum())
+    places = (np.arange(examples) + _uniform(1, draws)) / examples
+    # The last end may have been rounded below a place.
+    labels = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(counts)[-1])
+    return labels[draws.permutation(examples)].astype(np.int64)
+
+
+def draw_normals(shape: tuple[int, int], draws: ExactDraws) -> np.ndarray:
+    """Draws standard normal numbers, float64, by Box and Muller's transform: for samples, never for noise.
+
+    Rounding makes these numbers unfit as noise. Samples from released statistics need no noise.
+    """
+    size = shape[0] * shape[1]
+    radius, angle = np.sqrt(-2 * np.log(_uniform(-(-size // 2), draws))), _uniform(-(-size // 2), draws)
+    both = np.concatenate([radius * np.cos(2 * np.pi * angle), radius * np.sin(2 * np.pi * angle)])
+    return both[:size].reshape(shape)
+
+
+def _uniform(size: int, draws: ExactDraws) -> np.ndarray:
+    return ((draws.words(size) >> _DROPPED_BITS).astype(np.float64) + 0.5) * _UNIT
