@@ -48,7 +48,7 @@ class Contacts:
     observed_days: int = 1
 
     def seconds_with(self, group: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Returns each person's total seconds with the members of `group`, bool `[people]`: int32 `[people]`."""
+        """Returns int32 `[people]`: each person's total seconds with the members of `group`, a bool mask `[people]`."""
         members = group.astype(np.int32)
         return self.seconds @ members + self.seconds.T @ members
 

@@ -215,7 +215,10 @@ def noise_gain(
         squares += float(np.sum(np.square(factors)))
         effective += int(np.count_nonzero(factors))
     if not squares:
-        raise ConfigError(f"{key}: in the first round, no gradient enters an upload")
+        raise ConfigError(
+            f"{key}: no gradient enters an upload of the first round, so that the upload has no noise to read; audit a "
+            "method whose first round takes steps"
+        )
     return name, start, math.sqrt(squares), effective
 
 

@@ -10,11 +10,11 @@ Efficient Training of Large Convolutional Neural Networks with Differential Priv
 
 A `pull` is added to each example's gradient; norms and sums include the pull.
 
-Norms and weighted sums are computed from the same float32 numbers; the guarantee takes outer products and sums of these
-numbers as exact real numbers. Results are computed in float64, where no product of four float32 numbers overflows or
-underflows. Only the squares of held gradients, and of the two vectors of a single outer product, are summed in float32,
-with an allowance for rounding. So a norm is never too small, and a sum's error is a known multiple of 2**-53 times
-magnitudes that the norms bound:
+Norms and weighted sums are computed from the same float32 numbers. In the guarantee, products and sums of these numbers
+are those of exact arithmetic, without rounding. Results are computed in float64, where no product of four float32
+numbers overflows or underflows. Only the squares of held gradients, and of the two vectors of a single outer product,
+are summed in float32, with an allowance for rounding. So a norm is never too small, and a sum's error is a known
+multiple of 2**-53 times magnitudes that the norms bound:
 
 Guarantee: let G_i be the gradient of example i, pull included. For a weight of fewer than 2**27 values and a layer with
   fewer than 2**20 inputs and outputs at one position:

@@ -30,7 +30,9 @@ class Subspaces(NamedTuple):
 
 
 def dims_of(size: int, projection_dims: int, num_clients: int) -> int:
-    """Returns the number k of basis rows of a tensor of `size` weights: no subspace has more than its tensor or rows.
+    """Returns the number k of basis vectors for a tensor: `projection_dims`, but at most `size` and `num_clients`.
+
+    A subspace has no more dimensions than the tensor has weights, or than there are clients, whose rows span it.
 
     >>> dims_of(7840, 5, 50), dims_of(10, 64, 50), dims_of(7840, 64, 10)
     (5, 10, 10)

@@ -28,7 +28,7 @@ NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: on a CPU one per core at a time (at most `NUM_LANES`), on an accelerator one."""
+    """Runs functions on one device: one at a time on a GPU; on a CPU one per core, at most `NUM_LANES` at once."""
 
     def __init__(self, device: str):
         self._device = device

@@ -116,7 +116,7 @@ def publish_with_clients(
     Args:
       config: the experiment.
       exported: the newest version, as `adding_to_export` yields it.
-      rows: row of each client, by id in requests: all arrays of the row, or the number of an existing row.
+      rows: maps a client's id in requests to its row: the arrays of a new row, or the number of an existing row.
       costs: cost of all that is on record about each protected silo, by id in requests; empty if none is protected.
       replace: whether clients that are in the newest version already may get a new row.
 
