@@ -86,7 +86,8 @@ class Femnist(_ImageJob):
 class Nist(_ImageJob):
     """NIST SD19 PNG files -> client dataset.
 
-    Joins NIST SD19's folder by writer with its folder by class, as LEAF does. Each writer becomes a client.
+    Joins NIST SD19's images sorted by writer with the same images sorted by class, as LEAF does. Each writer becomes a
+    client.
 
       %(prog)s --input data/raw --output data/clients
 
@@ -224,7 +225,7 @@ class ImportContacts(_Tables):
 
     Attributes:
       contacts: file of contacts, `tij_*.dat` or `tij_*.dat.gz`.
-      metadata: file of people, `metadata_*.dat`: a row for each person, with class, role or department.
+      metadata: file of people, `metadata_*.dat`; the row of a person states class, role or department.
       activity: activity that is assumed for all contacts, because the file does not state activities.
     """
 

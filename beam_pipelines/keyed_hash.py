@@ -8,10 +8,11 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws a uniform 64-bit number for each row: uint64 `[n]`, from columns of ids, each int64 `[n]`.
+    """Draws a uniform 64-bit number, uint64 `[n]`, for each row of the columns `ids`; each column is int64 `[n]`.
 
     Applies the finaliser of SplitMix64 after each id (Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", OOPSLA 2014). For reproducible choices, not for secrets. Different purposes give independent numbers.
+    generators", OOPSLA 2014). The numbers are for reproducible choices, not for secrets. Different purposes give
+    independent numbers.
     """
     digest = hashlib.blake2b(purpose.encode(), digest_size=8, key=str(seed).encode()).digest()
     state = np.full(len(ids[0]), int.from_bytes(digest, "little"), np.uint64)
@@ -22,7 +23,10 @@ def keyed_uint64(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
 
 
 def hexadecimal_names(seed: int, purpose: str, *ids: np.ndarray) -> np.ndarray:
-    """Draws 128 uniform bits for each row, from columns of ids, int64 `[n]`: 32 hexadecimal digits, bytes `[n]`."""
+    """Draws a name for each row of the columns `ids`; each column is int64 `[n]`.
+
+    Returns bytes `[n]`. Each name has 32 hexadecimal digits, which encode 128 uniform bits.
+    """
     halves = [keyed_uint64(seed, f"{purpose} {half}", *ids) for half in (0, 1)]
     return np.frombuffer(np.stack(halves, axis=1).astype(">u8").tobytes().hex().encode(), "S32")
 

@@ -1,4 +1,4 @@
-"""Describes jobs without importing Beam: section `data` of an experiment, raw data, options, rules and summary."""
+"""Describes jobs without importing Beam: the section `data`, raw data, and a job's options, rules and summary."""
 
 import dataclasses
 import json
@@ -37,14 +37,16 @@ class RawData:
       folder: folder of the files; every worker must see the folder under this name.
       files: names of the files whose hashes go into the manifest; empty for data in very many files, for which
         `parameters` has one hash of all files.
-      read_users: picklable function that yields the unchecked copies of all users in a file or part of a file, given
-        by path. The function raises DataError, with the file's name, for a file that cannot be used at all.
+      read_users: picklable function that takes the path of a file or of a part of a file, and yields the unchecked
+        copies of all users in this file or part. The function raises DataError, with the file's name, for a file that
+        cannot be used at all. None if `user_stages` is given.
       are_images: whether the values of an example are pixels in [0, 1]; otherwise any finite numbers are valid.
       has_test_examples: whether the source states which examples are for test.
       has_validation_examples: whether the source also states which of the other examples are for validation.
       parts: paths in `folder`, one for each task that calls `read_users` (see `part_names`); default: the files.
-      user_stages: function that builds the stages that read users, instead of `read_users`, if a user's examples are in
-        several files. The last stage makes the table of users with `beam_pipelines.dataset.clients.user_pieces`.
+      user_stages: function that takes the job's rules and builds the stages that read users. The function replaces
+        `read_users` if a user's examples are in several files. The last stage makes the table of users with
+        `beam_pipelines.dataset.clients.user_pieces`.
       parameters: everything else that decides the dataset's content; JSON values, recorded in the manifest.
     """
 
@@ -91,7 +93,7 @@ def part_names(file: str, count: int) -> tuple[str, ...]:
 
 
 def split_part(path: Path) -> tuple[Path, int, int]:
-    """Splits a part's path into file, number of the part, number of all parts; a whole file is part 0 of 1."""
+    """Splits a part's path into the file, the part's number and the number of parts; a whole file is part 0 of 1."""
     named = re.fullmatch(r"(.*):(\d+)/(\d+)", str(path))
     return (Path(named[1]), int(named[2]), int(named[3])) if named else (path, 0, 1)
 
@@ -101,17 +103,17 @@ GENERATED = "generated"
 
 
 class SourceSettings(Settings):
-    """Settings of the source of examples, and of the way to a client dataset; each kind of raw data adds fields.
+    """Settings of raw data, and of the job that makes a client dataset; each kind of raw data adds fields.
 
     Attributes:
       kind: kind of the raw data: a name from `tff_pdp.experiment.kinds.SOURCES`, or `module:name`.
       input: file or folder of the raw data, as the kind requires.
       input_shape: shape of one example: `[height, width, channels]` of an image, `[d]` of a feature vector.
       num_classes: number of classes, with labels in `[0, num_classes)`; 0 for a regression, with any finite labels.
-      validation_fraction: share of each client's examples for choosing settings; the source's own test examples do
-        not count.
-      test_fraction: share of each client's examples for the final figures only; not used where the source has test
-        examples of its own.
+      validation_fraction: share of each client's examples on which settings are chosen. If the source has test examples
+        of its own, the fraction is a share of the remaining examples.
+      test_fraction: share of each client's examples that are used for the final figures only; ignored if the source has
+        test examples of its own.
       exact_split: make the shares exact for each client (rounded up to whole examples); by default, shares are exact
         only in expectation.
       min_examples_per_client: smallest number of valid examples of a client; smaller clients are left out and counted.

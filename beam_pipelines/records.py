@@ -56,7 +56,7 @@ class Reason(enum.StrEnum):
 
     @property
     def is_bad_input(self) -> bool:
-        """Tells whether the reason means bad input, counted against `max_bad_fraction`, and not a rule of the job."""
+        """Tells whether the reason is bad input, which counts against `max_bad_fraction`, and not a rule of the job."""
         return self not in _LEFT_OUT
 
 
@@ -86,13 +86,15 @@ class UserRecord:
       client: name of the user.
       source: name of the file.
       x: list of examples. Each is a float32 vector, an `Unusable`, or a JSON value that is not a flat list of numbers.
-        None if the file lists the user without data; any other value is malformed.
-      y: list of labels as JSON values. None if the file lists the user without data; any other value is malformed.
+        None if the file lists the user without data. A value other than a list or None is malformed.
+      y: list of labels as JSON values. None if the file lists the user without data. A value other than a list or None
+        is malformed.
       num_samples: number of examples that the file states; None if the file's list of users lacks the user.
       repeated_key: whether a key occurs twice in the user's JSON object.
       is_test: for each example, whether the source reserves the example for test; None if the source does not say.
-      is_validation: for each example, whether the source reserves it for validation; None if the source does not say.
-      problem: reason, found by the source, why the user cannot be used; None if the source found no reason.
+      is_validation: for each example, whether the source reserves the example for validation; None if the source does
+        not say.
+      problem: reason why the user cannot be used, found while the file was read; None if no reason was found.
     """
 
     client: str

@@ -26,7 +26,7 @@ class SplitRule:
     other examples never moves an example, and identical examples are always in the same split.
 
     With `exact`, examples are ranked by hash: the first ones are for test, the next ones for validation. Adding or
-    removing one example may then move up to two others between splits, and identical examples may be in different
+    removing one example may then move up to three others between splits, and identical examples may be in different
     splits. A privacy guarantee for the training examples then treats the division as fixed.
 
     With `by_user`, all of a client's examples are in one split, which depends on the seed and the client's name alone.
@@ -35,8 +35,9 @@ class SplitRule:
     Attributes:
       test_fraction: share of examples for test; not used if the source states which examples are for test.
       validation_fraction: share of examples for validation; not used if the source states which examples are for
-        validation. If the source states only the test examples, share of the remaining examples.
-      exact: whether shares are exact for each client, rounded up to whole examples; otherwise exact in expectation.
+        validation. If the source states only the test examples, the fraction is a share of the remaining examples.
+      exact: whether shares are exact for each client, rounded up to whole examples; otherwise, shares are exact in
+        expectation.
       seed: seed of the hash.
       by_user: whether each client as a whole is in one split; the fractions are then shares of clients.
     """

@@ -2,7 +2,7 @@
 
 errors: errors of requests; log entries of unexpected errors
 client_ids: keyed hashes of clients' ids
-models: `PersonalModels`: weights that clients share, stored once, and personal weights, stored as rows
+models: the class `PersonalModels`, which stores shared weights once, and personal weights as rows
 saved_model: the files and the graph of an export, and checks of both
 tf_serving: TensorFlow Serving's names and formats; reads and writes `models.config`, the list of models
 verify: checks that an export answers correctly

@@ -72,7 +72,8 @@ class ClientIdHash:
     def load_or_create(cls, path: Path) -> "ClientIdHash":
         """Reads the key; if the file is missing, creates it with a new random key, readable by the file's owner only.
 
-        Processes that call this at the same moment get the same key, from the operating system's random generator.
+        A new key comes from the operating system's random generator. Processes that call this at the same moment get
+        the same key.
 
         Raises:
           ServingError: the file is damaged, or cannot be written.

@@ -96,6 +96,7 @@ class Verify(Reporting):
     The exports need not be trusted. The exit status is 0 if all exports pass, 1 if one is refused. An export passes if:
       - it has plain files only, and each file has the hash in the manifest
       - its graph has allowed ops only, reads only its own variables and assets, and writes nothing
+      - it has a model card, a privacy report, and a warm-up request for each signature
       - a separate process loads it as TensorFlow Serving does, runs its warm-up requests, and tries saved_model_cli
     A SavedModel is a program: the checks find damage and well-known abuse, but do not make a stranger's export safe to
     serve.

@@ -19,8 +19,9 @@ STACKED, CLUSTERS, HYPERNETWORK = "stacked", "clusters", "hypernetwork"
 class PersonalModels:
     """The models of all clients, and the global model for unknown clients.
 
-    Client `client_ids[i]` owns row `rows[i]` of every stack; several clients may own the same row. Row 0 belongs to the
-    global model. The model of a row has the weights `make_weights(shared, own)`, where `own` is the row of each stack.
+    Each array in `stacked` is a stack of rows, with one row for each model. Row 0 belongs to the global model. Client
+    `client_ids[i]` owns row `rows[i]` of every stack; several clients may own the same row. The model of a row has the
+    weights `make_weights(shared, own)`, where `own` has this row of every stack.
 
     Attributes:
       model: functions of the model, without weights, the same for every client.
@@ -61,7 +62,7 @@ class PersonalModels:
         return self.weights_of({name: stack[row] for name, stack in self.stacked.items()})
 
     def weights_of(self, own: Arrays) -> Weights:
-        """Returns the weights, by name, of the row `own` (arrays by stack name), which need not be in the stacks."""
+        """Returns the weights, by name, of a model with the row `own` (arrays by stack name); the row may be new."""
         if self.make_weights is None:
             return {**self.shared, **own}
         shared = {name: tf.convert_to_tensor(array) for name, array in self.shared.items()}

@@ -106,7 +106,8 @@ class Table:
     Attributes:
       prog: the program's name, for messages and help.
       about: purpose of the commands.
-      commands: by command name, `module:class` (imported only if the command is used) or a table of subcommands.
+      commands: for each command name, either `module:class`, whose module is imported only if the command is used, or a
+        table of subcommands.
       version: text that `--version` prints; empty for none.
     """
 
@@ -117,10 +118,11 @@ class Table:
 
 
 def main(table: Table, arguments: Sequence[str] | None = None) -> int:
-    """Runs the command that the arguments (by default, the process's) name, prints the result, returns the exit status.
+    """Runs the command that `arguments` names, prints the result, and returns the exit status.
 
-    The exit status is 2 for a problem that the user can solve, described in one line on standard error; 130 if the user
-    stopped the command; otherwise the command's own.
+    By default, the arguments are those of the process. The exit status is 2 for a problem that the user can solve,
+    which is described in one line on standard error. It is 130 if the user stopped the command. Otherwise, the command
+    decides the exit status.
 
     Raises:
       SystemExit: with status 0, for `--help` and `--version`.

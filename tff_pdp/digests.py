@@ -68,7 +68,7 @@ def read_json(path: Path, *, undigested: Collection[int | None] = ()) -> dict[st
 
     Args:
       path: the file.
-      undigested: values of `format_version` with which a file may lack a digest; None: a file without version.
+      undigested: values of `format_version` with which a file may lack a digest; None means a file without version.
 
     Raises:
       DataError: the file is missing or damaged.

@@ -35,7 +35,10 @@ def is_attempt(path: Path) -> bool:
 
 
 def remove_attempts(folder: Path, name: str = "") -> None:
-    """Removes killed writers' temporary files, all or those for the file `name`; no process may be writing."""
+    """Removes temporary files that killed writers left in a folder: all, or only those for the file `name`.
+
+    Assumes: no process is writing in the folder.
+    """
     for path in folder.glob(f"{glob.escape(name)}*"):
         if is_attempt(path):
             path.unlink()

@@ -1,4 +1,4 @@
-"""Makes a row for each person: features of the person and of sampled contacts; label: whether the person falls ill.
+"""Makes a row for each person: features of the person and of sampled contacts, and whether the person falls ill.
 
 tables: columns and files of the tables
 input_tables: reads tables in chunks; makes dead letters of bad rows
@@ -9,5 +9,5 @@ people_stages: stages that turn tables into people
 sampling: chooses the contacts in a row
 rows: settings; the numbers in a row
 contact_stages: stages that turn contacts into rows
-job: the job
+job: runs the job
 """

@@ -1,4 +1,4 @@
-"""Makes rows from contacts: one stage sends each contact to both of its people, the next samples and writes rows."""
+"""Makes rows from contacts: one stage sends each contact to both people, the next samples contacts and writes rows."""
 
 import dataclasses
 import functools

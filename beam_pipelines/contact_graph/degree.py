@@ -2,13 +2,14 @@
 
 A person's row is a function of the person, of the person's contacts within the silo, and of the people met. The choice
 of contacts for the row's slots depends on nobody else (`beam_pipelines.contact_graph.sampling`). So a row changes only
-if the row's person, one of the person's contacts, or one of the people met changes.
+if the row's person, one of the person's contacts, or one of the people met changes. The guarantees below count one row
+for each person; with `num_windows` rows each, the numbers are multiplied by `num_windows`.
 
 All bounds assume that the following is public: people's silo, group and household, the sizes of households, the number
 of people, and the number of days that durations are divided by (`observed_days`). All bounds also assume that
-neighbouring graphs are well-formed: a person is left out, and the number of rows changes, if the person's rows are
-unreadable or conflicting, or the disease states are not in the order S, I, R. A job that refuses input with too many
-bad rows reveals one bit about the input.
+neighbouring graphs are well-formed. In other graphs, a person is left out, and the number of rows changes, if the
+person's rows are unreadable or conflicting, or the person's disease states are not in the order S, I, R. A job that
+refuses input with too many bad rows reveals one bit about the input.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -42,8 +43,8 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
 
     Guarantee: person u can change u's own row and the rows of the people that u has met, at most D. With
       `replace_special`, u leaves: u's row is all zeros and u is in no other row, so D + 1 rows change. With
-      `replace_one`, u becomes somebody else with other contacts: u's row, and the rows of at most D people met before
-      and D people met after change, 2 D + 1 rows.
+      `replace_one`, u becomes somebody else with other contacts. Then 2 D + 1 rows change: u's row, the rows of at most
+      D people met before, and the rows of at most D people met after.
     Assumes: D was chosen without looking at the data, and both graphs keep the promise. A job that refuses rows
       reveals that the promise is broken.
 
@@ -82,11 +83,11 @@ class DegreePromise(_Bound, tag_field="kind", tag="promise", omit_defaults=True)
 class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=True):
     """Leaves out contacts between different public groups, such as households, wards or school classes.
 
-    Guarantee: person u can change only the rows of u's group, u's own row included: at most B rows.
+    Guarantee: person u can change only the rows of u's group, at most B rows including u's own row.
     Assumes: the group of every person is public, and so is B.
 
     Attributes:
-      group_column: column whose value people of one group share: `person.<column>` or `household.<column>`.
+      group_column: column whose value the people of a group share, written `person.<column>` or `household.<column>`.
       max_group_size: B, the largest number of people in a group.
     """
 
@@ -115,7 +116,7 @@ class PublicGroups(_Bound, tag_field="kind", tag="public_groups", omit_defaults=
 class EdgeLevel(_Bound, tag_field="kind", tag="edge", omit_defaults=True):
     """Protects whether and when two people have met. People's features and states are not protected.
 
-    Guarantee: all contacts of a pair are in the rows of these two people and in no other row: two rows change.
+    Guarantee: all contacts of a pair are in the rows of these two people and in no other row, so two rows change.
     """
 
     def influence(self, num_windows: int, num_slots: int) -> RowInfluence:

@@ -1,4 +1,4 @@
-"""Reads a population's tables in chunks: returns columns as arrays, and rows that cannot be read as dead letters."""
+"""Reads a population's tables in chunks; returns columns as arrays, and a dead letter for each row it cannot read."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ _BY_PLACE = {"population_network": tuple(TABLES["population_network"].names), "t
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """Part of one file of a table: a row group of a Parquet file, a range of bytes of a CSV file, or a `.csv.gz`."""
+    """Part of one file of a table: a row group of Parquet, a range of bytes of CSV, or a whole `.csv.gz` file."""
 
     table: str
     path: Path
@@ -115,7 +115,7 @@ def read_chunk(chunk: Chunk, columns: Sequence[str]) -> Iterator[InputRows]:
     """Reads columns of a chunk, some rows at a time. Rows with a missing or wrong value become dead letters.
 
     Raises:
-      DataError: the file is damaged, or a column of a Parquet file has a type that cannot hold its values.
+      DataError: the file is damaged, or a column of a Parquet file has values outside the type in `TABLES`.
     """
     known = TABLES[chunk.table]
     # A column outside of the challenge's schema is read as text.

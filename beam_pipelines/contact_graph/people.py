@@ -145,7 +145,7 @@ def person_features(
 
     Args:
       age: ages in years, `[n]`.
-      sex: 1 for male, 2 for female, `[n]`.
+      sex: 1 for male, 2 for female, 0 for unknown, `[n]`.
       household_size: number of people in each person's household, `[n]`; 0 for an unknown size.
       seconds_by_activity: seconds of a day that each person spends on each activity, `[n, 7]`.
     """

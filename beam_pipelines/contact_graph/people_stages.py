@@ -1,4 +1,4 @@
-"""Makes `People` from the tables about people; stages read, join households and places, describe, and sort people."""
+"""Makes `People` from the tables about people in stages, which read, join, describe and sort the people's rows."""
 
 import functools
 from collections.abc import Iterable, Iterator

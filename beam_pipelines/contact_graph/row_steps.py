@@ -102,7 +102,7 @@ def rows_of_people(
 
 
 def drop_rows(table: str, reason: Reason, ids: np.ndarray, context: TaskContext) -> None:
-    """Counts the rows with these ids as dropped for a reason, and keeps dead letters for the first few."""
+    """Counts the rows with these ids as dropped for a reason, and keeps dead letters for the first 1,000."""
     context.count(table, reason, len(ids))
     first = ids[:_MOST_LETTERS].tolist()
     context.letters.extend(DeadLetter(table, str(identifier), None, reason, "") for identifier in first)

@@ -84,12 +84,12 @@ class RowSettings(Settings):
       silo_by: how people are assigned to silos: by `person.<column>`, by `household.<column>`, or by
         `residence_grid.<degrees>`, the grid cell that a person's home lies in. Contacts between silos are left out.
       num_slots: S, the number of contacts in a row; 0 for rows without contacts.
-      layout: `slots`: a block of numbers for each contact; `summary`: the mean of the blocks; `exposure`: ten numbers;
-        see `beam_pipelines.contact_graph.rows`.
+      layout: numbers in a row; see `beam_pipelines.contact_graph.rows`. `slots` has a block of numbers for each
+        contact, `summary` has the mean of the blocks, and `exposure` has ten numbers about infectious contacts.
       num_days: number of observed days, from day 0.
       window_days: number of days of history in a row.
       prediction_days: number of days after a row's history; the label is whether the person falls ill on these days.
-        The history of test rows ends with the last observed day; table `target` states the labels.
+        The history of a test row ends with the last observed day; table `target` states the row's label.
       num_windows: number of rows per person in training and validation, each with its own randomly drawn window in
         time. The number of rows that one person can change grows in proportion to `num_windows`.
     """
@@ -123,7 +123,7 @@ class ContactGraphOptions(JobOptions):
       rows: how people become rows.
       validation_fraction: expected share of people whose rows are for validation.
       min_people_per_silo: smallest number of people in a silo; smaller silos are left out.
-      num_shards: number of shard files; 0 lets the job choose a number by the number of contacts. A task has the
+      num_shards: number of shard files; with 0, the job derives the number from the number of contacts. A task has the
         contacts of one shard in memory.
     """
 

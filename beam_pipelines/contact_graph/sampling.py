@@ -1,8 +1,9 @@
 """Chooses which contacts fill the slots of a person's row.
 
-The choice depends only on the seed and on the ids of the person and of the people met: the pairs with the smallest
-64-bit keyed hashes are chosen, whatever the number of people in a partition. Between equal hashes, the order by silo,
-split and id decides. This order depends on nobody else, because contacts are in one silo and the split hashes the id.
+The choice depends only on the seed and on the ids of the person and of the people met. Each pair of the person and a
+person met has a 64-bit hash of the seed and both ids. The pairs with the smallest hashes are chosen, whatever the
+number of people in a partition. Between equal hashes, the order of people by silo, split and id decides. This order
+depends on nobody else, because contacts are in one silo, and a person's split is chosen by a hash of the person's id.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from beam_pipelines.keyed_hash import keyed_uint64
 
 
 class Contacts(NamedTuple):
-    """Contacts, each from the view of one of the two people, the owner: arrays `[n]`.
+    """Contacts as arrays `[n]`; each contact is seen from one of the two people, the owner.
 
     Attributes:
       owner: person whose row the contact is for, as a position from the partition's first person, int64.
@@ -31,16 +32,16 @@ class Contacts(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Pairs of an owner and a person met, each with a summary of all their contacts: arrays `[pairs]`, sorted by owner.
+    """Pairs of an owner and a person met, with a summary of each pair's contacts, as arrays `[pairs]` sorted by owner.
 
     Attributes:
       owner: owner, as in `Contacts`.
       other: person met, as in `Contacts`.
       slot: position of the pair in the owner's row, from 0.
       start: start of the contact that begins earliest in the day, in seconds since midnight.
-      duration: total duration of all contacts in seconds.
-      count: number of contacts.
-      activities: uint8 with bit a - 1 set if the owner had activity a in some contact.
+      duration: total duration of the pair's contacts in seconds.
+      count: number of the pair's contacts.
+      activities: uint8 with bit a - 1 set if the owner had activity a in one of the pair's contacts.
     """
 
     owner: np.ndarray
@@ -59,7 +60,7 @@ def merge_pairs(contacts: Contacts, num_people: int) -> Pairs:
 
     Args:
       contacts: contacts in any order.
-      num_people: number of all people; every `other` is smaller.
+      num_people: number of all people; every place in `contacts.other` is below this number.
     """
     key = contacts.owner * num_people + contacts.other
     order = np.argsort(key)
@@ -88,7 +89,9 @@ def share_repeated(contacts: Contacts) -> float:
 
 
 def sample_pairs(pairs: Pairs, num_slots: int, seed: int, own_ids: np.ndarray, ids: np.ndarray) -> Pairs:
-    """Chooses each owner's `num_slots` pairs with the smallest keyed hashes of both ids (if equal, the smaller place).
+    """Chooses for each owner the `num_slots` pairs whose two ids have the smallest keyed hashes.
+
+    Between equal hashes, the smaller place in `pairs.other` decides.
 
     Args:
       pairs: pairs sorted by owner and other.

@@ -77,7 +77,7 @@ def read_observed_days(folder: Path) -> int:
 
 
 def paths_of(folder: Path, table: str) -> list[Path]:
-    """Finds the files or folders of a table: one, unless the table is missing or exists in several formats.
+    """Finds a table's file or folder; the list has one path unless the table is missing or exists in several formats.
 
     Raises:
       DataError: the target of a link is missing.

@@ -1,8 +1,8 @@
 """Counts the records that a job read, kept and dropped, and checks that none was lost in between.
 
-Counts have the names `<record>/read`, `<record>/kept` and `<record>/<reason>`, where a record is a user (or
-client), an example, or a row of a table. The check finds a record lost between two stages only if the record is counted
-as read in the first stage, and as kept or dropped in the second.
+Counts have the names `<kind>/read`, `<kind>/kept` and `<kind>/<reason>`. The kind of the counted records is `users`
+(or clients), `examples`, or a name of rows, such as the name of a table. The check finds a record lost between two
+stages only if the record is counted as read in the first stage, and as kept or dropped in the second.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Runs the job that makes a client dataset (see `tff_pdp.data.manifest`) of users' raw data."""
+"""Runs the job that makes a client dataset (see `tff_pdp.data.manifest`) from users' raw data."""
 
 import dataclasses
 import functools
@@ -238,7 +238,11 @@ def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:
-    """Makes a client dataset, unless the output already contains it; raises DataError as `run_dataset_job` does."""
+    """Makes a client dataset, unless the output already contains the dataset.
+
+    Raises:
+      DataError: as in `run_dataset_job`; or `split_by` is `user`, but the source has test examples of its own.
+    """
     if raw.has_test_examples and options.split_by == "user":
         raise DataError(f"{options.input}: has test examples of its own, so split_by must be sample, not user")
     features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)

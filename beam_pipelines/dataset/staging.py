@@ -28,8 +28,9 @@ _PUBLISHED_FOLDERS = (SHARD_FOLDER, DEAD_LETTER_FOLDER)
 def staging_folder(output: Path, resume_key: str) -> Iterator[Path]:
     """Yields a hidden folder beside `output` for this process alone, and removes the folder when the job has ended.
 
-    A killed job leaves files in the folder: the next job with an equal key uses the files, a job with another key
-    removes the files. After an error of the input, nothing is left. An interrupted publication is completed first.
+    After an error that the user can solve, the folder is removed, too. If a job is killed, or has a key and fails with
+    another error, the folder stays: the next job with an equal key uses the files, a job with another key removes the
+    files. If an earlier job was killed while publishing its dataset, this function first completes the publication.
 
     Args:
       output: folder that the job will write.
@@ -75,7 +76,7 @@ def publish(staging: Path, output: Path) -> None:
 
 
 def is_half_published(output: Path) -> bool:
-    """Tells whether a job was killed while it replaced the dataset at `output`; the next job completes this."""
+    """Tells whether a job was killed while replacing the dataset at `output`; the next job ends this replacement."""
     return _replaced(output).exists()
 
 
@@ -151,7 +152,7 @@ def shard_name(shard: int, num_shards: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Extent:
-    """Examples of one client and split as framed TFRecords, to be appended to a shard."""
+    """Examples of one client in one split, as framed TFRecords to be appended to a shard."""
 
     client: str
     split: str
@@ -174,7 +175,7 @@ def write_shard(staging: Path, shard: int, num_shards: int, extents: Iterable[Ex
 
 
 def write_index(staging: Path, num_shards: int) -> pyarrow.Table:
-    """Joins the indices of all shards into one index, sorted by client, split and shard; writes and returns it."""
+    """Joins the indices of all shards into one, sorted by client, split and shard; writes and returns the new index."""
     parts = [pyarrow.parquet.read_table(staging / INDEX_FOLDER / f"{shard:05d}.parquet") for shard in range(num_shards)]
     order = [("client_id", "ascending"), ("split", "ascending"), ("shard", "ascending"), ("offset", "ascending")]
     index = pyarrow.concat_tables(parts).sort_by(order).combine_chunks()

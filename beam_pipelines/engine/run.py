@@ -1,8 +1,9 @@
-"""Runs stages on a Beam runner and shows progress: each stage in a pipeline of its own, or all stages in one.
+"""Runs stages on a Beam runner, each stage in a pipeline of its own or all stages in one, and shows progress.
 
-In one pipeline, Beam groups the pieces by partition between stages. With a pipeline for each stage, pieces lie in files
-between stages: a task has only the pieces of its own partition in memory, so the largest partition bounds the memory,
-whatever the size of the input. A killed job then resumes with the unfinished tasks.
+Stages send pieces of tables to later stages; each piece is for one partition. If all stages are one pipeline, Beam
+groups the pieces by partition. If each stage is a pipeline of its own, the pieces are in files between the pipelines. A
+task then has only the pieces of its own partition in memory, so the largest partition bounds the memory, whatever the
+size of the input. A killed job then resumes with the unfinished tasks.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """Describes a job: stages of tasks, and the pieces of tables that go from one stage to a later stage.
 
 Pieces travel as bytes between the steps of one pipeline, and in files between pipelines. The bytes of a piece are an
-Arrow IPC stream of one batch, whose schema states table and origin. A file contains the pieces of one task, then a
-table of contents `int64 [pieces, 4]` (number of the table in the stage's `gives`, partition, offset, length), then the
-number of pieces as int64.
+Arrow IPC stream of one batch. The metadata of the batch's schema name the piece's table and origin (stage, task, and
+order in the task). A file contains the pieces of one task, then a table of contents `int64 [pieces, 4]` (number of the
+table in the stage's `gives`, partition, offset, length), then the number of pieces as int64.
 """
 
 import dataclasses
@@ -50,7 +50,11 @@ class TaskContext:
     letters: list[DeadLetter] = dataclasses.field(default_factory=list)
 
     def count(self, record: str, what: str, number: int = 1) -> None:
-        """Counts `number` records of a kind, such as a table; `what` is `read`, `kept`, or the reason for dropping."""
+        """Counts `number` records of the kind `record`.
+
+        The kind is `users`, `examples`, or a name of rows, such as the name of a table; `what` is `read`, `kept`, or
+        the reason for dropping.
+        """
         if number:
             self.counts[f"{record}/{what}"] += int(number)
 
@@ -64,7 +68,7 @@ class Stage:
 
     Attributes:
       name: unique name, also the name of a folder.
-      tasks: a small picklable value for each task; in a stage that reads tables, the numbers 0, 1, ... of partitions.
+      tasks: a small picklable value for each task; in a stage that reads tables, the numbers of partitions (0, 1, ...).
       work: picklable function `(task, context) -> pieces`. The function may run twice for a task, even at the same
         time, and raises DataError for input that the job cannot use; the user sees the message.
       gives: names of the tables that the stage's pieces belong to.
@@ -130,7 +134,7 @@ def write_pieces(path: Path, pieces: Iterable[Piece], stage: int, task: int, giv
 
 
 def read_pieces(path: Path, tables: Iterable[int], partition: int) -> Iterator[bytes]:
-    """Reads a file's pieces of some tables and one partition; `tables` are positions in the stage's `gives`."""
+    """Reads those pieces of a file that are of some tables and for one partition; `tables` are positions in `gives`."""
     status = path.stat()
     contents = _contents(path, status.st_ino, status.st_mtime_ns)
     chosen = contents[(contents[:, 1] == partition) & np.isin(contents[:, 0], list(tables))]

@@ -1,6 +1,7 @@
 """Runs one task in a worker, writes and reads the reports of tasks, and ends workers when their job ends.
 
-A report is a small file in the staging folder; the reports also show the progress of a job.
+A report is a small file in the staging folder, with the outcome of a task. The number of reports shows the progress of
+a job.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ _GENERATIONS = 3
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport:
-    """Outcome of a task: counts of records, and the message of the error that ends the job, empty if there is none."""
+    """Outcome of a task: counts of records, and the message of an error that ends the job (empty without an error)."""
 
     counts: Mapping[str, int]
     error: str
@@ -60,7 +61,7 @@ class TaskRun:
     """
 
     def __init__(self, stage: Stage, number: int, tables: Mapping[str, list[pyarrow.RecordBatch]], folder: Path):
-        """Prepares task `number` of a stage with the tables that it reads; `folder` is the job's staging folder."""
+        """Prepares task `number` of a stage; `tables` are the task's input, `folder` is the job's staging folder."""
         self._stage = stage
         self._context = TaskContext(number, folder, tables)
         self._error = ""

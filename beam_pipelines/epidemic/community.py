@@ -120,7 +120,7 @@ def meet_at_home(community: Community, generator: np.random.Generator) -> Column
 
 
 def meet_at_places(community: Community, num_rows: int, generator: np.random.Generator) -> Columns:
-    """Makes `num_rows` contacts at places, with the columns of `meet_at_home`; none if nobody has a partner.
+    """Makes `num_rows` contacts at places, as columns like those of `meet_at_home`; none if no place has two people.
 
     People differ in how sociable they are, and meet more people at larger places: the numbers of contacts have a long
     tail. Two people who meet go to the same place. People who are close in a place's list, like members of one class,

@@ -39,7 +39,8 @@ class Contacts:
 
     Attributes:
       pids: ids of people, int64 `[people]`, ascending.
-      seconds: total seconds of each pair, int32 `[people, people]`; a pair has one entry, above or below the diagonal.
+      seconds: total seconds of each pair, int32 `[people, people]`: the seconds of people i and j are the sum of the
+        entries (i, j) and (j, i).
       observed_days: number of days over which durations are summed.
     """
 
@@ -128,7 +129,8 @@ class OutbreakOptions(Settings):
 
     Attributes:
       seed: seed of every draw; the same options and tables give the same outbreak.
-      initial_infections: number of people infectious on day 0; None: 1 in 5,000, but at least 5 (or all) people.
+      initial_infections: number of people infectious on day 0; None for 1 in 5,000 people, but at least 5 people (or
+        all, if there are fewer).
       transmission_rate: infections per hour of contact; None to derive the rate from `reproduction_number`.
       reproduction_number: number of people that one infectious person with the mean hours of contact would infect, if
         all others were susceptible and all contacts were with different people. The real number differs, as contacts
@@ -204,13 +206,14 @@ def simulate_outbreak(
     Args:
       folder: folder of the population.
       options: settings of the outbreak.
-      output: folder to write; None for the population's folder.
+      output: folder to write the tables into; None for the population's folder.
       table_format: format of the written tables.
       sparse: whether to leave out rows with state S, so that a day without a row means S.
       overwrite: whether to replace tables that exist.
 
     Raises:
-      DataError: a table is missing or malformed, a contact's pid is not in person, or a table to write exists.
+      DataError: a table is missing or malformed, a contact's pid is not in person, or a table to write exists and
+        `overwrite` is false.
       ConfigError: there are more initial infections than people.
     """
     output = output or folder
@@ -268,7 +271,10 @@ def simulate(contacts: Contacts, rate: float, options: OutbreakOptions) -> Itera
 
 
 def transmission_rate(contacts: Contacts, options: OutbreakOptions) -> float:
-    """Returns infections per hour of contact: as in `options`, or from the reproduction number (0 if nobody meets)."""
+    """Returns the infections per hour of contact, stated in `options` or derived from the reproduction number.
+
+    The derived number is 0 if nobody meets.
+    """
     if options.transmission_rate is not None:
         return options.transmission_rate
     # Each contact counts for both people.

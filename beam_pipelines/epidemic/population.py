@@ -39,7 +39,7 @@ class PopulationOptions(Settings):
       seed: seed of everything; the same options give the same tables.
       max_contacts: largest number of different people that anybody meets; None for no bound. Contacts beyond the bound
         are left out, so there are fewer rows than `contact_rows_per_person` says.
-      community_size: largest number of people in a community; memory grows with it, about 10 kB a person.
+      community_size: largest number of people in a community; memory grows with this number, about 10 kB a person.
       assignments: whether to write `activity_location_assignment`, about three rows a person.
     """
 
@@ -80,7 +80,7 @@ def generate_population(
     """Writes the tables person, household, both location tables, population_network and, optionally, assignments.
 
     People are numbered 1, 2, ...; people of a community have consecutive numbers, and so have people of a region. Most
-    contacts are within a community; the share `_TRAVEL_SHARE` is between people of any two communities.
+    contacts are within a community; about 6% are between people of the whole population.
 
     Raises:
       DataError: the folder has one of the tables, and `overwrite` is false.

@@ -37,8 +37,8 @@ class ImportOptions(Settings):
     Attributes:
       observed_days: number of days on which people wore sensors, a public constant of the study. Durations are divided
         by this number. Do not derive the number from the contacts: a single contact could then change all rows.
-      region_column: column of the metadata, from 1, that becomes `region`; None for the first column with text other
-        than ids and sexes.
+      region_column: number, counted from 1, of the metadata's column that becomes `region`; None for the first column
+        that has text other than ids and sexes.
       activity: activity that is assumed for all contacts, because the file does not state activities.
       hours_ahead: hours added to the file's times, so that days begin at local midnight (files may count from midnight
         UTC or from another hour).
@@ -92,20 +92,20 @@ def import_contacts(
     table_format: TableFormat | None = None,
     overwrite: bool = False,
 ) -> ImportSummary:
-    """Writes contacts as the tables person, household and population_network, with `about.json`.
+    """Writes contacts as the tables person, household and population_network, and writes `about.json`.
 
-    A row of population_network is an unbroken run of steps in which two people faced each other; a run that began
-    before midnight may end after midnight. Durations are sums over all days; `about.json` records
+    A row of population_network is an unbroken run of 20-second steps in which two people faced each other; a run that
+    began before midnight may end after midnight. Durations are sums over all days; `about.json` records
     `options.observed_days`, by which readers divide the durations to get daily means.
 
-    The population is all people in the metadata or contacts. The set of participants is treated as public, even if only
-    contacts name some of them. Each person has a household of one. Ages are `UNKNOWN_AGE`. Sex and `region` are
-    `UNKNOWN_SEX` and `UNKNOWN_REGION` unless the metadata have them.
+    The population is all people in the metadata or contacts. The set of participants is treated as public, including
+    participants that only the contacts name. Each person has a household of one. Ages are `UNKNOWN_AGE`. Sex and
+    `region` are `UNKNOWN_SEX` and `UNKNOWN_REGION` unless the metadata state them.
 
     Raises:
-      DataError: a file is missing or malformed (the message names file and line); people met on more days, from
-        midnight, than the public constant `observed_days` (the error reveals one bit about the contacts); or a table
-        exists and `overwrite` is false.
+      DataError: a file is missing or malformed (the message names file and line); people met on more days, which
+        begin at midnight, than the public constant `observed_days` (the error reveals one bit about the contacts); or a
+        table exists and `overwrite` is false.
       ConfigError: the metadata have no column `region_column`.
     """
     rows = _read_contacts(contacts)
@@ -150,11 +150,13 @@ def find_runs(rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Joins consecutive steps of each pair into runs.
 
     Args:
-      rows: `[rows, 3]`, in any order, with columns start of a step of `STEP` seconds, one person, the other person.
+      rows: `[rows, 3]`, in any order. The columns are the start of a step of `STEP` seconds in which two people faced
+        each other, the one person, and the other person.
 
     Returns:
-      The runs, with columns pid1, pid2 (above pid1), start and duration, `[runs, 4]`, sorted by these columns; and the
-      number of rows that repeated another row. Overlapping steps of a pair, as from two clocks, are joined too.
+      The runs, `[runs, 4]`, and the number of rows that repeat another row. The columns of runs are pid1, pid2 (larger
+      than pid1), start and duration; runs are sorted by these columns. Overlapping steps of a pair, as from two clocks,
+      are joined too.
     """
     steps = np.stack([rows[:, 1:].min(axis=1, initial=2**62), rows[:, 1:].max(axis=1, initial=-1), rows[:, 0]], axis=1)
     steps, num_rows = np.unique(steps, axis=0), len(steps)

@@ -44,12 +44,12 @@ class People:
 
 
 class ContactGraph(SourceSettings):
-    """Makes a row for each person: features of the person and of sampled contacts; label: whether the person falls ill.
+    """Makes a row for each person: features of the person and of sampled contacts, and whether the person falls ill.
 
     `input` is the folder of a population's tables, in the schema of the US/UK PETs pandemic challenge; `input_shape` is
-    the number of values in a row, and `num_classes` is 2. The test examples are all people at the end of the observed
-    days; `test_fraction` is not used. Train with `privacy.kind: contact_graph`, which reads from the data how many rows
-    one person can change.
+    the number of values in a row, and `num_classes` is 2: the label is 1 if the person falls ill. The test examples are
+    one row for each person whom table `target` lists, at the end of the observed days; `test_fraction` is not used.
+    Train with `privacy.kind: contact_graph`, which reads from the data how many rows one person can change.
 
     Attributes:
       rows: how people become rows.
@@ -70,13 +70,15 @@ class ContactGraph(SourceSettings):
 class SimulatedOutbreak(SourceSettings):
     """Simulates an outbreak on contacts, and makes rows as kind `contact_graph` does.
 
-    `input` is `generated`, for a generated population; a file of contacts that SocioPatterns published (`tij_*.dat` or
-    `.dat.gz`); a folder with one such file and at most one `metadata_*.dat`; or a folder of such folders.
+    `input` is one of these: `generated`, for a generated population; a file of contacts that SocioPatterns published
+    (`tij_*.dat` or `.dat.gz`); a folder with one such file and at most one `metadata_*.dat`; or a folder of such
+    folders, of which `network` names one.
 
     Attributes:
       rows: how people become rows.
       outbreak: settings of the outbreak; the default seed is the seed of the data.
-      population: settings of a generated population (default seed: that of the data) or of the import of contacts.
+      population: settings of a generated population (the default seed is the seed of the data), or of the import of
+        contacts.
       network: subfolder of `input` that contains the contacts; default: `input` itself.
       metadata: file of people's metadata, such as class and sex; default: the metadata file beside the contacts, if
         `input` is a folder.
@@ -148,7 +150,7 @@ def _contact_files(given: Path, network: str | None) -> tuple[Path, Path | None]
 
 
 def promised_influence(manifest: Manifest) -> RowInfluence | None:
-    """Returns the bound on rows that one person, or one pair's contacts, can change; None if rows are independent.
+    """Returns the bound on how many rows one person, or one pair's contacts, can change; None if rows are independent.
 
     Raises:
       DataError: the manifest's bound differs from the bound that follows from the manifest's parameters.

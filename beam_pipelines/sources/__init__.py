@@ -1,4 +1,4 @@
-"""Kinds of raw data: for each kind a reader, and the settings in an experiment.
+"""Reads each kind of raw data, and defines the settings of each kind in an experiment.
 
 images: labelled images; single image files
 partition: divides pooled examples; writes the demo's divided digits

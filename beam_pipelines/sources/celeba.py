@@ -1,11 +1,12 @@
 """Reads CelebA by the person in the picture, with one attribute as the label.
 
 Source: Liu et al., "Deep Learning Face Attributes in the Wild", ICCV 2015; grouped by person as in Caldas et al.,
-"LEAF: A Benchmark for Federated Settings", 2018. The original text files have lines that end in CRLF or LF:
-`identity_CelebA.txt` (name of an image, number of the person), `list_attr_celeba.txt` (the number of images, the names
-of the attributes, then for each image its name and -1 or 1 for each attribute) and `list_eval_partition.txt` (name of
-an image; 0 for training, 1 for validation, 2 for test). In LEAF's JSON, users are numbers of people, examples are names
-of images, and label 1 means Smiling. Both forms need the JPEGs `img_align_celeba/*.jpg`.
+"LEAF: A Benchmark for Federated Settings", 2018. There are two forms. The original form has text files, whose lines
+end in CRLF or LF: `identity_CelebA.txt` (name of an image, number of the person), `list_attr_celeba.txt` (the number of
+images, the names of the attributes, then for each image its name and -1 or 1 for each attribute) and
+`list_eval_partition.txt` (name of an image; 0 for training, 1 for validation, 2 for test). In the other form, LEAF's
+JSON, users are numbers of people, examples are names of images, and label 1 means Smiling. Both forms need the JPEGs
+`img_align_celeba/*.jpg`.
 """
 
 import dataclasses
@@ -128,14 +129,14 @@ _IMAGES_PER_TASK = 2000
 class Celeba(SourceSettings):
     """Groups CelebA by the person in the picture, with one attribute as the label (Liu et al., 2015; LEAF, 2018).
 
-    `input` is the folder of `identity_CelebA.txt` and `list_attr_celeba.txt`, with users `identity_00001`, ..., or a
-    folder of LEAF's JSON for CelebA. Both forms need the JPEGs; see `images`. Images are resized to `input_shape` (3
-    channels, or 1 for grey): each pixel is the average of an area. A missing or damaged image becomes a dead letter and
-    counts against `max_bad_fraction`. To leave out people with fewer than 5 images, as LEAF does, set
-    `min_examples_per_client` to 5.
+    `input` is the folder of `identity_CelebA.txt` and `list_attr_celeba.txt`, or a folder of LEAF's JSON for CelebA. In
+    the first case, users are called `identity_00001`, ... Both forms need the JPEGs; see `images`. Images are resized
+    to `input_shape` (3 channels, or 1 for grey): each pixel is the average of an area. A missing or damaged image
+    becomes a dead letter and counts against `max_bad_fraction`. To leave out people with fewer than 5 images, as LEAF
+    does, set `min_examples_per_client` to 5.
 
     Attributes:
-      attribute: attribute of images with label 1, which images with label 0 lack; a name from the second line of
+      attribute: attribute that images with label 1 have and images with label 0 lack; a name from the second line of
         `list_attr_celeba.txt`. LEAF's JSON has Smiling only.
       split: `random`: the job divides each person's images, or LEAF's folders `train` and `test` decide.
         `by_image_partition`: images are divided as in `list_eval_partition.txt`. That file lists single images, but

@@ -1,4 +1,4 @@
-"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): the python version of their archives, or TensorFlow Datasets.
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from archives of the python version, or from TensorFlow Datasets.
 
 The archives contain pickles. The pickles are read as plain values and arrays of bytes; nothing in them can run code.
 """

@@ -8,13 +8,13 @@
 | `shards` | the same number of label-sorted shards of equal size each | McMahan et al., AISTATS 2017 ("non-IID") |
 | `uniform` | same number of images each, drawn at random from all images | McMahan et al., AISTATS 2017 ("IID") |
 
-Shamsian et al., "Personalized Federated Learning using Hypernetworks"; Liu, "On Privacy and Personalization in Machine
-Learning", CMU-RI-TR-23-17; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated
-Visual Classification"; Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks"; McMahan et
-al., "Communication-Efficient Learning of Deep Networks from Decentralized Data". Unlike the published code of Shamsian
-et al., `classes` assigns every image, in spite of rounding.
+The sources are: Shamsian et al., "Personalized Federated Learning using Hypernetworks"; Liu, "On Privacy and
+Personalization in Machine Learning", CMU-RI-TR-23-17; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data
+Distribution for Federated Visual Classification"; Yurochkin et al., "Bayesian Nonparametric Federated Learning of
+Neural Networks"; McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data". Unlike
+the published code of Shamsian et al., `classes` assigns every image, in spite of rounding.
 
-A data set's own test images are test examples. With `test_partition: same` each client is tested on its own mix of
+A data set's own test images are the test examples. With `test_partition: same` each client is tested on its own mix of
 classes. With `test_partition: uniform` every client gets an equal share, drawn at random, of all test images: each test
 image is in exactly one client, so a shared model's accuracy over all clients' test examples is the accuracy on the
 data set's own test images.
@@ -61,7 +61,7 @@ class ByClasses(Settings, tag_field="kind", tag="classes"):
 
     Attributes:
       num_clients: number of clients.
-      classes_per_client: number of classes that each client has images of; its product with `num_clients` must be a
+      classes_per_client: number of classes that each client has images of; `num_clients * classes_per_client` must be a
         multiple of the number of classes.
     """
 
@@ -90,7 +90,7 @@ class Dirichlet(Settings, tag_field="kind", tag="dirichlet"):
 
     Attributes:
       num_clients: number of clients.
-      concentration: Dirichlet parameter: small values (0.1) give each client few classes, large values (100) give all
+      concentration: Dirichlet parameter. Small values (0.1) give each client few classes, large values (100) give all
         clients the same mix.
     """
 
@@ -109,10 +109,10 @@ class DirichletUnequal(Settings, tag_field="kind", tag="dirichlet_unequal"):
 
     Attributes:
       num_clients: number of clients.
-      concentration: Dirichlet parameter: small values (0.1) give each client few classes and very different numbers of
+      concentration: Dirichlet parameter. Small values (0.1) give each client few classes and very different numbers of
         images, large values (100) give all clients the same mix and the same number.
-      min_images: smallest number of training images of a client; all shares are drawn again until every client has as
-        many.
+      min_images: smallest number of training images of a client; all shares are drawn again until every client has at
+        least this number.
     """
 
     has_equal_sizes: ClassVar[bool] = False
@@ -187,16 +187,16 @@ Partition = ByClasses | Dirichlet | DirichletUnequal | Shards | Uniform
 
 
 class DividedImages(SourceSettings):
-    """Divides pooled images among artificial clients; the base of every kind that does.
+    """Divides pooled images among artificial clients; the base class of the kinds that do so.
 
     The data set's own test images are divided too and are the test examples; `test_fraction` is not used. `seed`
     decides which client gets which images.
 
     Attributes:
       partition: how the images are divided among the clients.
-      images_per_client: number of training images of each client, for training and validation, drawn at random from all
-        training images before these are divided; by default all are divided. Only for partitions into equal sizes:
-        `dirichlet`, `shards` and `uniform`.
+      images_per_client: number of images that each client gets for training and validation. The images of all clients
+        together are drawn at random from the training images and then divided; by default, all training images are
+        divided. Only for partitions into equal sizes: `dirichlet`, `shards` and `uniform`.
       test_partition: `same`: test images are divided as training images are, so each client is tested on its own mix of
         classes. `uniform`: each client gets an equal share of all test images, drawn at random.
       shrink: side, in pixels, of the squares that are each averaged to one pixel; 1 keeps the images unchanged.
@@ -303,8 +303,9 @@ def partitioned_images(
       partition: how train images are divided.
       shrink: side, in pixels, of the squares that are each averaged to one pixel.
       seed: seed of all draws, a public number.
-      images_per_client: number of train images of each client, drawn from all; None divides all train images. The
-        partition must make clients of equal size.
+      images_per_client: number of train images of each client; None divides all train images. The images of all
+        clients together are drawn at random from the train images, and then divided. The partition must make clients of
+        equal size.
       test_partition: `same`: test images are divided as train images are; `uniform`: evenly and at random.
 
     Returns:

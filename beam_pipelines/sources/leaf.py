@@ -209,9 +209,9 @@ def pair_files(train: Sequence[str], test: Sequence[str]) -> tuple[tuple[str, ..
     """Pairs each file of `train` with the file of `test` that has the same users, by the files' names.
 
     Returns:
-      The files to read first: all files of `train`, then the files of `test` without a partner; and a mapping from a
-      file of `train` to its partner in `test`. The names of partners differ only in the words `train` and `test`; if
-      each folder has one file, the two files are partners whatever their names.
+      A tuple of files, each for one task, and a mapping from a file of `train` to its partner in `test`. The tuple has
+      all files of `train`, then the files of `test` without a partner. The names of partners differ only in the words
+      `train` and `test`; if each folder has one file, the two files are partners whatever their names.
     """
     by_key = {_key(name, TEST): f"{TEST}/{name}" for name in test}
     partners = {f"{TRAIN}/{name}": by_key[_key(name, TRAIN)] for name in train if _key(name, TRAIN) in by_key}

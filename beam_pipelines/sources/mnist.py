@@ -178,7 +178,9 @@ _LABEL, _WRITER = 0, 2
 
 
 def find_writers(folder: Path, named: str | None) -> Path:
-    """Finds the file of writers: the named file, or `WRITERS_FILE` in MNIST's folder or in `mnist_writers` beside it.
+    """Finds the file of writers, which is `named` or has the name `WRITERS_FILE`.
+
+    Without `named`, the file is in MNIST's folder `folder`, or in the folder `mnist_writers` beside that folder.
 
     Raises:
       DataError: there is no such file.
@@ -230,8 +232,8 @@ def mnist_writers(images: Images, writers: np.ndarray, shrink: int) -> Iterator[
 class MnistWriters(SourceSettings):
     """Groups MNIST's training images by their 539 writers (Yadav and Bottou, NeurIPS 2019).
 
-    `input` is the folder of MNIST's `idx.gz` files. MNIST's test images are not used, because other people wrote them:
-    `test_fraction` decides how each writer's images are divided.
+    `input` is the folder of MNIST's `idx.gz` files. MNIST's test images are not used, because other people wrote
+    those images. `validation_fraction` and `test_fraction` decide how each writer's images are divided.
 
     Attributes:
       writers: path of QMNIST's `qmnist-train-labels-idx2-int.gz`; default: the file of that name in `input`, or in a

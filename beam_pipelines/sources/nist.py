@@ -7,7 +7,7 @@ Federated Settings", 2018 (`data/femnist/preprocess`). The second edition has ev
     by_class/<class>/hsf_<part>/*.png                   by class, in ASCII: 30 is 0, 41 is A, 61 is a
     by_write/hsf_<part>/f<writer>_<form>/<kind>/*.png   by writer
 
-The two files of an image are found by their equal content. Background 1, ink 0. The stages:
+The two files of an image are found by their equal content. In examples, the background is 1 and ink is 0. The stages:
 
 | stage | tasks | output |
 |---|---|---|
@@ -57,7 +57,8 @@ def class_numbers(classes: str) -> dict[str, int]:
 
     Args:
       classes: choice. `all` has 62 classes: digits, upper case, lower case. `digits` has 10. `letters` has 52, upper
-        case first. `merged` has 47: lower-case letters that look like upper case share that class (as in EMNIST, 2017).
+        case first. `merged` has 47: a lower-case letter that looks like its upper-case letter shares the upper-case
+        letter's class (as in EMNIST, 2017).
     """
     numbers = {character: number for number, character in enumerate(_CHOICES[classes])}
     if classes == "merged":
@@ -271,10 +272,10 @@ def _rows(context: TaskContext, table: str) -> Iterator[tuple]:
 class NistSd19(SourceSettings):
     """Groups NIST Special Database 19, the raw data of FEMNIST, by writer (Grother, 1995; LEAF, 2018).
 
-    `input` is the folder of `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled
-    to `input_shape`, with 1 channel, as in LEAF. Background 1, ink 0. A writer's image becomes a dead letter if it is
-    damaged, has no class, or has the same content as an image of another class or writer. Images of classes that are
-    not chosen, and images in `by_class` without a writer, are counted and left out.
+    `input` is the folder of `by_class` and `by_write`. Users are the writers `f0000_14`, ... Images are scaled to
+    `input_shape`, with 1 channel, as in LEAF. The background is 1, ink is 0. A writer's image becomes a dead letter if
+    the image is damaged, has no class, or has the same content as an image of another class or writer. Images of
+    classes that are not chosen, and images in `by_class` without a writer, are counted and left out.
 
     Attributes:
       classes: classes to use: `all` (62), `digits` (10), `letters` (52), or `merged` (47, as in EMNIST's By_Merge).

@@ -1,9 +1,9 @@
 """Divides MNIST among silos in known clusters: rotated and masked MNIST.
 
-Source: Liu, "On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1. The difference
-between the silos of a cluster is adjustable. The images are shuffled and divided evenly. Silos form groups of equal
-size, and each group has its own rotation. Each silo has one mask for all its images: on a grid of patches of 2 x 2
-pixels, each patch is white with a given probability.
+Source: Liu, "On Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, appendix B.1. The images are
+shuffled and divided evenly. The clusters are groups of silos of equal size, and each group has its own rotation. Each
+silo has one mask for all its images: on a grid of patches of 2 x 2 pixels, each patch is white with a given
+probability. This probability adjusts how much the silos of a group differ.
 """
 
 import functools
@@ -32,7 +32,7 @@ class RotatedMnist(SourceSettings):
     """Divides MNIST among silos, and rotates and masks the images (Liu, CMU-RI-TR-23-17, 2023, appendix B.1).
 
     `input` is the folder of MNIST's four `idx.gz` files, or of data in that format with ten classes. The manifest's
-    parameter `rotation_groups` is each silo's group, the true clustering. MNIST's own test images are the test
+    parameter `rotation_groups` has each silo's group, the true clustering. MNIST's own test images are the test
     examples; `test_fraction` is not used. `seed` decides which silo gets which images, rotation and mask.
 
     Attributes:

@@ -41,8 +41,8 @@ class SiloFiles(SourceSettings):
     two classes, labels {-1, 1} become {0, 1}.
 
     Attributes:
-      label_shift: number added to every label of a regression, before `label_scale`. A public constant: it must not be
-        derived from the data, because the ledger does not account for it.
+      label_shift: number added to every label of a regression, before the multiplication by `label_scale`. The number
+        is a public constant and must not be derived from the data, because the ledger does not account for it.
       label_scale: factor that multiplies the shifted labels, not 0; a public constant like `label_shift`.
     """
 

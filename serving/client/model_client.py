@@ -29,7 +29,11 @@ class Version(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Clients' ids, and examples: float32 `[n, *input_shape]` for the key `x`, images for the key `image_bytes`."""
+    """The clients' ids of a request, and one example for each id.
+
+    With the key `x`, `values` has examples, float32 `[n, *input_shape]`. With the key `image_bytes`, `values` has
+    PNG or JPEG images.
+    """
 
     client_ids: Sequence[str]
     key: str

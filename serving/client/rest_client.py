@@ -46,7 +46,9 @@ def read(body: bytes) -> Any:
 
 
 def arrays(method: str, document: Any) -> tuple[np.ndarray, ...]:
-    """Returns a parsed answer's arrays: answers, personalized (predict); classes, scores (classify); values (regress).
+    """Returns the arrays in a parsed answer to `method`.
+
+    The arrays are answers and `personalized` for `predict`, classes and scores for `classify`, values for `regress`.
 
     Raises:
       KeyError, TypeError, ValueError: the document is not the answer of a personal model.

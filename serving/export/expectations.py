@@ -43,7 +43,7 @@ def build_expectations(
     """Returns requests to every signature, each with examples for many clients, and the right answers.
 
     `examples` is float32 `[n, *input_shape]`; `references` has weights by client id ("" for the global model).
-    Together, the requests ask for the answer of every client in `references` to every example.
+    Together, the requests ask for the answer to every example from the model of every client in `references`.
     """
     model = models.model
     with tf.device("/CPU:0"):
@@ -70,13 +70,12 @@ def build_expectations(
 def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[str, Expectation]:
     """Returns requests to a version and the version's answers to them, by client id; the global model has the id "".
 
-    The requests are for the global model and for some of the clients.
-
-    `models` and a new version made from this one must give the same answers. Otherwise the program or configuration
-    has changed since the export, and a new version would change all clients' answers.
+    The requests are for the global model and for some of the clients. A new version that is made from this version must
+    give the same answers. `models` must give the same answers, too, which this function checks. If answers differ, the
+    program or the configuration has changed since the export, and a new version would change all clients' answers.
 
     Raises:
-      ServingError: the version does not load, or answers differently from `models`, which were read from it.
+      ServingError: the version does not load, or answers differently from `models`, which were read from the version.
     """
     examples = examples_for(models.model)[: _batch_size(models)]
     places = np.linspace(0, len(models.rows) - 1, MAX_REFERENCES).astype(int) if len(models.rows) else []

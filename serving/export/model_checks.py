@@ -113,7 +113,11 @@ def check_client_ids(models: PersonalModels) -> None:
 
 
 def check_references(models: PersonalModels, references: Mapping[str, Arrays]) -> None:
-    """Raises ServingError if reference weights, by client id ("": global model), have an unknown id or do not fit."""
+    """Checks reference weights, given by client id; the global model has the id "".
+
+    Raises:
+      ServingError: an id is neither "" nor the id of a client in `models`, or weights do not fit the model.
+    """
     known = {"", *models.client_ids}
     for client_id, weights in references.items():
         if client_id not in known:

@@ -40,14 +40,15 @@ def export_per_client(
     """Writes, verifies and publishes one SavedModel for each client, with the client's row and the global row.
 
     No other client's id or row is in an export. All exports have the global model, which must therefore not reveal any
-    client's model. The mean of two clients' models would reveal both: each client could compute the other's.
+    client's model. For example, if the global model were the mean of two clients' models, each of the two clients could
+    compute the other client's model.
 
     Exports are in `<folder>/<model_name>.<client id>/<version>` and are served as `<model_name>.<client id>`. A second
-    call, such as after an interruption, keeps a client's newest version if its content would not change and the version
-    still passes its verification; only other clients get new versions.
+    call, such as after an interruption, keeps a client's newest version if a new version would have the same content
+    and the newest version still passes its verification. Other clients get new versions.
 
-    The other arguments are those of `export_models`, and apply to every export. By default, `references` has each
-    client's own weights.
+    The other arguments are those of `export_models`, and apply to every export. Each export is also verified with the
+    weights in `models` of the export's client and of the global model, unless `references` has weights for the same id.
 
     Returns:
       The published directories by client id.
@@ -55,6 +56,7 @@ def export_per_client(
     Raises:
       ServingError: there are more than `MAX_SEPARATE_CLIENTS` clients, an id cannot be part of a model's name, or
         `export_models` would refuse an argument or an export.
+      DataError: another process exports to one of the folders.
     """
     clients = len(models.client_ids)
     if clients > MAX_SEPARATE_CLIENTS:

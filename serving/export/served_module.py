@@ -16,13 +16,13 @@ _GLOBAL_LINE = 0
 class ServedModule(tf.Module):
     """The served module: personal weights are rows of stacks, and each example is predicted with its client's row.
 
-    The checkpoint has the keys `rows`, `shared/<i>` and `stacked/<i>`, where i numbers the weights in the sorted order
-    of their names.
+    The vocabulary is a file with a line for the global model, followed by a line with each client's id. The checkpoint
+    has the keys `rows`, `shared/<i>` and `stacked/<i>`, where i numbers the weights in the sorted order of their names.
 
     Attributes:
       shared: variables of the weights that all clients share.
       stacked: variables `[rows, *weight_shape]` of the personal weights.
-      rows: variable int32 `[1 + clients]`, the number of the row in the stacks for each line of the vocabulary.
+      rows: variable int32 `[1 + clients]`; for each line of the vocabulary, the number of the line's row in the stacks.
     """
 
     def __init__(self, models: PersonalModels, vocabulary_path: Path):

@@ -36,9 +36,10 @@ def examples_signature(model: Model) -> str:
 
 
 def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
-    """Traces the function of each signature, by name; all call one function, so that the graph has the model only once.
+    """Traces a function for each signature, and returns the traced functions by signature name.
 
-    The first dimension of inputs and outputs has any size, as TensorFlow Serving needs for batches and for JSON rows.
+    All these functions call one common function, so that the graph has the model only once. The first dimension
+    of inputs and outputs has any size, as TensorFlow Serving needs for batches and for JSON rows.
     """
     client_id = tf.TensorSpec([None], tf.string, name="client_id")
     x = tf.TensorSpec([None, *model.input_shape], tf.float32, name="x")
@@ -120,10 +121,11 @@ def takes_images(input_shape: tuple[int, ...]) -> bool:
 
 
 def decode_images(image_bytes: tf.Tensor, input_shape: tuple[int, ...]) -> tf.Tensor:
-    """Decodes PNG and JPEG images, which a batch may mix, to examples for a model with image inputs.
+    """Decodes PNG and JPEG images to examples for a model with image inputs.
 
-    Images are converted to grey or to colour, as the model needs; transparency is ignored. Pixels are divided by 255.
-    Images of another size are resized by averaging areas; their proportions are not kept.
+    A batch may contain images of both formats. Images are converted to grey or to colour, as the model needs;
+    transparency is ignored. Pixels are divided by 255. Images of another size are resized by averaging areas, which
+    does not keep the images' proportions.
 
     Args:
       image_bytes: encoded images, string `[n]`.

@@ -60,8 +60,8 @@ def with_clients(
 
     Args:
       models: models so far; they are not changed.
-      clients: for each new client's id, the client's row: float32 arrays by stack name or, in the layout `clusters`,
-        the number of an existing row.
+      clients: rows of the clients, by client id. A row is given as float32 arrays by stack name or, in the layout
+        `clusters`, as the number of an existing row.
       replace: whether clients that have a model already may get a new row. New arrays overwrite the client's old row,
         unless another client owns that row, too. A client that gets an existing row leaves its old row in the stacks.
 

@@ -28,8 +28,9 @@ HeldBasePath = NewType("HeldBasePath", Path)
 def hold(base_path: Path) -> Iterator[HeldBasePath]:
     """Locks a base path until the block ends, so that no other process exports to it; creates the path if missing.
 
-    To build a version from an older one, lock the path before you read the older one: otherwise clients of a version
-    that another process publishes in between would be lost. The lock ends with the process, even if it is killed.
+    If you build a version from an older version, lock the path before you read the older version. Otherwise another
+    process could publish a version with further clients in between, and your version would lack these clients. The lock
+    ends with the process, even if the process is killed.
 
     Raises:
       DataError: another process has locked the path.
@@ -43,11 +44,13 @@ def hold(base_path: Path) -> Iterator[HeldBasePath]:
 def staged_version(held: HeldBasePath) -> Iterator[tuple[int, Path]]:
     """Yields the next version's number and an empty staging directory, and publishes the directory after the block.
 
-    If the block raises an error, the directory is removed instead. Its name, `<version>.tmp`, hides it from servers. If
-    the process is killed, the directory stays, with all clients' weights, until the next export removes it.
+    If the block raises an error, the directory is removed instead. The directory's name, `<version>.tmp`, hides the
+    directory from servers. If the process is killed, the directory stays, with all clients' weights, until the next
+    export removes it.
 
     Raises:
-      ServingError: no version number is left, because the highest possible number is used.
+      ServingError: the highest possible version number is used already, the record of the last number is damaged, a
+        killed export's directory cannot be removed, or a version was copied to the base path during the block.
     """
     _remove_abandoned(held)
     last = last_version(held)

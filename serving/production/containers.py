@@ -21,7 +21,7 @@ _MIB = 2**20
 def batching_parameters(options: KitOptions) -> str:
     """Returns the text of TensorFlow Serving's batching parameters, for the option `--batching_parameters_file`.
 
-    Batches are padded to one of a few sizes, so that the server never runs a batch size far from the warm-up's sizes.
+    Batches are padded to a power of two or to `max_batch_size`, so that the server runs batches of only a few sizes.
     """
     sizes = [*(2**power for power in range((options.max_batch_size - 1).bit_length())), options.max_batch_size]
     lines = [
@@ -63,7 +63,7 @@ _SERVER_ARGUMENTS = [
 
 
 def health_script(model_name: str, port: int = REST_PORT) -> str:
-    """Returns a line of bash, without curl or wget, that succeeds if a version of the model is available.
+    """Returns a line of bash that succeeds if a version of the model is available; needs neither curl nor wget.
 
     The REST API opens only when all models are loaded, so a check of one model is enough.
     """

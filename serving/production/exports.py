@@ -85,12 +85,12 @@ def _nbytes(export_dir: Path) -> int | None:
 def write_models_config(base_path: Path, model_name: str) -> Path:
     """Writes `models.config` into the base path, for a server that has the base path mounted as `/models/<model_name>`.
 
-    The file lies beside the versions, so that one mount has both; servers that look for versions ignore it. If the file
-    exists and lists the model, it is not changed, so that it keeps the labels of a rollout.
+    The file lies beside the versions, so that one mount contains both; servers that look for versions ignore the file.
+    If the file exists and lists the model, the file is not changed, so that the labels of a rollout are kept.
 
     Raises:
-      ServingError: the name cannot be served, or there is no complete version: TensorFlow Serving would wait forever
-        for one.
+      ServingError: the name cannot be served, or there is no complete version, for which TensorFlow Serving would
+        wait forever.
     """
     layout.check_model_name(model_name)
     if not complete_versions(base_path):
@@ -104,9 +104,11 @@ def write_models_config(base_path: Path, model_name: str) -> Path:
 def docker_command(folder: Path, name: str = "", arguments: Sequence[str] = ()) -> str:
     """Returns a shell command that serves the models in a folder's `models.config` on this machine's loopback address.
 
-    With `name`, the folder has the versions of one model and is mounted read-only as `/models/<name>`; without, it has
-    the folders of models and is mounted as `/models`. The server runs as the folder's owner (nobody for root), so that
-    no other user needs the right to read the folder. `arguments` are further arguments of the server.
+    If `name` is given, `folder` must contain the versions of one model, and is mounted as `/models/<name>`. If `name`
+    is empty, `folder` must contain the folders of several models, and is mounted as `/models`. The mount is read-only.
+
+    The server runs as the folder's owner (as nobody if the owner is root), so that no other user needs the right to
+    read the folder. `arguments` are further arguments of the server.
     """
     inside = Path(MODELS_DIRECTORY) / name
     return shlex.join(

@@ -36,7 +36,8 @@ def write_production_kit(
       paths: base paths, or folders of base paths; the kit serves every model with a complete version.
       folder: folder of the kit; created if missing.
       model_name: model's name in requests, for a single model; by default the name of the base path's folder.
-      versions: versions to serve besides those in `labels`, for a single model; the newest if both are empty.
+      versions: versions to serve besides those in `labels`, for a single model. If both `versions` and `labels` are
+        empty, the newest version is served.
       labels: version number for each label, for a single model.
       replace: whether to replace a kit that is in the folder already, whose versions and labels are then lost.
       options: sizes of the deployment; None for the defaults.

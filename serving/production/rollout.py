@@ -35,8 +35,9 @@ class Rollout:
     def loading(self, available: Iterable[int]) -> list[ServedModel]:
         """Returns the whole list of models during the change, with old and new versions, and with the old labels.
 
-        A label cannot be moved to a version that is not loaded, so the server first loads the new versions and keeps
-        the old ones. The server also keeps the versions in `available`, which are loaded, even if no list names them.
+        A label can only be moved to a version that is loaded. Therefore the server first loads the new versions, and
+        keeps the old versions. `available` has the versions that the server has loaded. The server keeps these
+        versions, too, even if no list names them.
         """
         before = _entry(self.before, self.model_name)
         versions = {*self.versions, *_named_versions(before), *before.labels.values(), *available}
@@ -46,7 +47,7 @@ class Rollout:
 def plan_rollout(
     models: Sequence[ServedModel], model_name: str, stable: int | None, canary: int | None = None
 ) -> Rollout:
-    """Plans to move the labels `stable` and `canary` to these versions, and to unload versions without a label.
+    """Plans to move the labels `stable` and `canary` to the given versions, and to unload versions without a label.
 
     If `stable` is None, the present canary becomes stable; if `canary` is None, no version will be the canary.
 

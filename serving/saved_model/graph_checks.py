@@ -262,8 +262,8 @@ def check_effects(meta_graph: meta_graph_pb2.MetaGraphDef, program: Program) -> 
     """Refuses a graph that could use files or set variables outside of saving, restoring and initialization.
 
     Only saving may write files, only restoring may read variables' files, and only initialization may read assets.
-    Requests may neither use files nor set variables. Nodes that none of these run may not use files either, because
-    TensorFlow has more ways to run nodes than are checked. Call this after the checks of ops and attributes.
+    Requests may neither use files nor set variables. Nodes that run on none of these occasions may not use files
+    either, because TensorFlow has further ways to run nodes. Call this after the checks of ops and attributes.
 
     Raises:
       ServingError: the graph is refused; the message names the first op at fault.

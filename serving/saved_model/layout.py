@@ -88,7 +88,7 @@ _UNDIGESTED_VERSION = 1
 
 
 def write_manifest(export_dir: Path, details: dict[str, Any]) -> None:
-    """Writes `assets.extra/manifest.json`, with `details` (JSON values) and hashes of other files; call this last."""
+    """Writes `assets.extra/manifest.json` with `details` (JSON values) and the other files' hashes; call this last."""
     paths = [path for path in files(export_dir) if path != export_dir / MANIFEST_FILE]
     content = with_digest(
         {

@@ -51,7 +51,8 @@ class Servable:
     """One loaded version of a model. Many threads may call it at the same time.
 
     Attributes:
-      signatures: all SignatureDefs by name; requests can run only those of predict, classify and regress.
+      signatures: all SignatureDefs by name; requests can run a SignatureDef only if its method is predict, classify or
+        regress.
     """
 
     def __init__(self, export_dir: Path):
@@ -104,11 +105,11 @@ class Servable:
         return filtered(self.run(signature.name, inputs), output_filter)
 
     def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
-        """Runs one signature as `method`, `classify` or `regress`, on serialised `tf.Example` messages, bytes `[n]`.
+        """Runs one signature as `method` (`classify` or `regress`) on serialised `tf.Example` messages, bytes `[n]`.
 
         Returns:
-          For `classify`: `classes` bytes `[n, k]`, `scores` float32 `[n, k]`, or both, as the signature
-          declares (`k` classes). For `regress`: `outputs` float32 `[n]` or `[n, 1]`, as the signature declares.
+          For `classify` with `k` classes, `classes` bytes `[n, k]`, `scores` float32 `[n, k]`, or both, as the
+          signature declares. For `regress`, `outputs` float32 `[n]` or `[n, 1]`, as the signature declares.
 
         Raises:
           RequestError: the request fails; code and message are those that TensorFlow Serving would send.

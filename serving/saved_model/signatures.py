@@ -1,4 +1,4 @@
-"""Checks that requests fit their signature, with TensorFlow Serving's error messages, and describes signatures."""
+"""Checks requests against their signature (errors have TensorFlow Serving's messages), and describes signatures."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
@@ -27,7 +27,7 @@ class Signature:
       definition: the SignatureDef.
       input_keys: keys of the inputs, sorted.
       output_keys: keys of the outputs, sorted.
-      is_batchable: whether requests can be merged: the first dimension of every input and output has any size.
+      is_batchable: whether requests can be merged; true if the first dimension of every input and output has any size.
     """
 
     def __init__(self, name: str, definition: meta_graph_pb2.SignatureDef):
@@ -85,7 +85,9 @@ class Signature:
                 raise invalid_argument(f"duplicate output tensor alias: {key}")
 
     def examples_input(self, method: str, examples: np.ndarray) -> Tensors:
-        """Returns the signature's inputs by key, for `method` (`classify` or `regress`) on `tf.Example`s, bytes `[n]`.
+        """Returns the inputs, by key, with which the signature runs `method` (`classify` or `regress`) on examples.
+
+        `examples` has serialised `tf.Example` messages, bytes `[n]`.
 
         As in TensorFlow Serving, a signature can run `method` if its tensors have the right names; the method name that
         the signature declares does not matter.

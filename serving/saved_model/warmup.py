@@ -28,7 +28,9 @@ MAX_ELEMENTS = 1 << 24
 
 
 def read_logs(export_dir: Path) -> list[prediction_log_pb2.PredictionLog]:
-    """Reads logs of predict, classify and regress requests from an export's warm-up file; an empty list if none exists.
+    """Returns the logs of requests in an export's warm-up file, or an empty list if the export has no such file.
+
+    Each log has one predict, classify or regress request.
 
     Raises:
       ServingError: TensorFlow Serving could not load the file, or a limit on its size is exceeded; the message names
@@ -74,7 +76,8 @@ class WarmupRequest:
     Attributes:
       method: `predict`, `classify` or `regress`.
       signature_name: name of the signature.
-      inputs: arrays by key; for `classify` and `regress` only `inputs`, serialised `tf.Example`s, bytes `[n]`.
+      inputs: arrays by key. For `classify` and `regress`, `inputs` is the only key, and its array has serialised
+        `tf.Example`s, bytes `[n]`.
     """
 
     method: str
@@ -150,7 +153,7 @@ def _log(
 
 
 def read_examples(message: input_pb2.Input) -> tuple[bytes, list[bytes]]:
-    """Returns the context of shared features (empty if there is none) and the examples of a request, serialised."""
+    """Returns a request's context (features that all examples share, or empty) and its examples, all serialised."""
     if message.WhichOneof("kind") != "example_list_with_context":
         return b"", [one.SerializeToString() for one in message.example_list.examples]
     listed = message.example_list_with_context

@@ -2,7 +2,7 @@
 
 options: limits on requests, and options for merging requests into batches
 metrics: counters for Prometheus
-loaded_version: runs the requests of one loaded version, merged into batches
+loaded_version: merges the requests of one loaded version into batches, and runs the batches
 versions: loads versions; keeps the states of versions and the table of versions that answer requests
 manager: loads, watches and replaces the versions of all models; describes models
 tensors: converts TensorProto messages and examples to arrays

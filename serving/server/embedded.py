@@ -76,7 +76,8 @@ class EmbeddedServer:
         """Opens the ports, loads each model's versions, and starts to answer requests.
 
         Raises:
-          ServingError: a port is in use, or a model has no version that loads; the server is then stopped again.
+          ServingError: a port is in use, a model has no version that loads, or a label names a version that is not
+            served. The server is then stopped again.
         """
         with contextlib.ExitStack() as starting:
             # Ports first: a taken port is reported before a long load, and gRPC would print lines of its own.

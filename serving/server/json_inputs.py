@@ -24,7 +24,8 @@ _INTEGERS = (tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint32, tf.uint
 def parse_inputs(document: dict[str, Any], signature: meta_graph_pb2.SignatureDef) -> dict[str, np.ndarray]:
     """Converts the inputs in a parsed body to arrays, by key, with the dtypes that the signature declares.
 
-    If the signature has only one input, rows may be plain values. Columns that the signature lacks are ignored.
+    If the signature has only one input, the values may be given without the input's key, in rows and in columns.
+    Columns that the signature lacks are ignored.
 
     Raises:
       RequestError: INVALID_ARGUMENT if an input is wrong; the message names the key, element or shape. UNIMPLEMENTED if
@@ -255,7 +256,8 @@ _KIND_NAMES = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int6
 def parse_examples(document: dict[str, Any]) -> tuple[bytes, list[bytes]]:
     """Converts the values of `context` and `examples` in a body to serialised `tf.train.Example` messages.
 
-    Numbers with a decimal point become floats, other numbers become int64; strings and base64 objects become bytes.
+    Numbers with a decimal point or an exponent become floats, and other numbers become int64. Strings and base64
+    objects become bytes.
 
     Returns:
       The context, which has the features that all examples share (empty if there is none), and the examples.

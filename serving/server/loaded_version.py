@@ -54,12 +54,16 @@ class _Waiting:
 class Batcher:
     """Runs the requests of one signature in batches. Use it on one event loop; only the batches run in other threads.
 
-    A batch starts as soon as one of `num_batch_threads` threads is free and no request has come for a few turns of the
-    loop. A request to an idle model waits some 50 microseconds. Only requests whose inputs have equal dtypes and equal
-    sizes after the first dimension are merged. Merging never changes an answer: if a batch fails, its requests are run
-    one by one, and a request whose inputs have different first sizes is never merged.
+    At most `num_batch_threads` batches run at the same time. When one batch ends, the next batch starts at once. If a
+    thread is free already, waiting requests start as a batch when no further request has come for a few turns of the
+    loop (some 50 microseconds), or when `max_batch_size` examples are waiting.
 
-    `submit` is the method of an executor with `num_batch_threads` free threads for `run_inputs` and `on_batch`.
+    Only requests whose inputs have equal dtypes and equal sizes after the first dimension are merged. Merging never
+    changes an answer: if a batch fails, its requests are run one by one, and a request whose inputs have different
+    first sizes is never merged.
+
+    `submit` runs a function in another thread, like `Executor.submit`, and must have `num_batch_threads` threads free
+    for batches. `run_inputs` and `on_batch` are called in these threads.
     """
 
     run_inputs: Callable[[Inputs], Tensors]

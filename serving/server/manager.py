@@ -110,7 +110,7 @@ class ModelManager:
             self._watcher.start()
 
     def stop(self) -> None:
-        """Stops watching, frees every version, and waits for loads and runs. Call this when all requests have ended."""
+        """Stops watching, frees every version, and ends all threads. Call this when all requests have ended."""
         self._stopping.set()
         if self._watcher.is_alive():
             self._watcher.join()
@@ -143,8 +143,9 @@ class ModelManager:
         made if the caller is cancelled.
 
         Raises:
-          RequestError: PERMISSION_DENIED if a folder is outside the folders at the start; INVALID_ARGUMENT if it is
-            unreadable; FAILED_PRECONDITION if a label's version is not served; UNKNOWN if no version of a model loads.
+          RequestError: PERMISSION_DENIED if a model's folder is outside the folders that the server was started with;
+            INVALID_ARGUMENT if a model's folder is unreadable; FAILED_PRECONDITION if a label's version is not served;
+            UNKNOWN if no version of a model loads.
         """
         self._check_folders(models)
         await asyncio.to_thread(self._reload, list(models))
@@ -285,7 +286,7 @@ def metadata_response(loaded: LoadedVersion) -> get_model_metadata_pb2.GetModelM
 
 
 def status_response(manager: ModelManager, spec: ModelSpec) -> get_model_status_pb2.GetModelStatusResponse:
-    """Builds the status message of version `spec.version`, or of all versions, newest first, if that is None.
+    """Builds the status message of version `spec.version`; if `spec.version` is None, of all versions, newest first.
 
     Raises:
       RequestError: NOT_FOUND if the model or the version is unknown.

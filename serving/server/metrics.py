@@ -1,6 +1,6 @@
 """Counts requests, batches and loads for Prometheus, under the names of TensorFlow Serving's metrics.
 
-Labels of metrics have only names of served models, never other names from requests, and never clients' ids.
+The labels of metrics may contain names of served models, but no other names from requests and no clients' ids.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ class Observation:
 
     Attributes:
       runtime_latency: histogram of the times that signatures took to run.
-      api: name of the method, such as `Predict` or, over REST, `predict`; empty if a path has no method.
-      model_name: name of the model that answers; empty if the request names no served model.
+      api: name of the method, such as `Predict` over gRPC or `predict` over REST; empty until the method is known.
+      model_name: name of the model that answers; empty until the model is found.
     """
 
     runtime_latency: prometheus_client.Histogram
@@ -115,7 +115,7 @@ class Metrics:
             self._load_latency.add([path], int(seconds * _MICROSECONDS))
 
     def batch_ran(self, name: str, request_sizes: Sequence[int], num_examples: int) -> None:
-        """Records a batch: the number of examples in each request, and the number that ran, including padding."""
+        """Records a batch: the number of examples in each request, and in the whole batch with its padding."""
         sizes = self._input_batch_size.labels(name)
         for size in request_sizes:
             sizes.observe(size)

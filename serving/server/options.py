@@ -63,7 +63,7 @@ class BatchingOptions:
             )
 
     def padded_size(self, num_examples: int) -> int:
-        """Returns the smallest allowed batch size that is not below `num_examples`; `num_examples` if there is none."""
+        """Returns the smallest allowed batch size of at least `num_examples`; `num_examples` if no size is so large."""
         return next((size for size in self.allowed_batch_sizes if size >= num_examples), num_examples)
 
 

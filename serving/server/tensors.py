@@ -43,10 +43,11 @@ _SIXTEEN_BIT_FLOATS = tuple(dtype for dtype, field in _VALUE_FIELDS.values() if 
 
 
 async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: int) -> dict[str, np.ndarray]:
-    """Decodes the input tensors of a request as TensorFlow Serving does, in a thread if they have many elements.
+    """Decodes a request's input tensors as TensorFlow Serving does; uses a thread if the tensors have many elements.
 
-    Elements that a message leaves out are copies of its last value, or zeros if it has no value, so a few bytes may
-    encode any number of elements. Therefore a tensor may have at most `max_elements` elements.
+    If a message has fewer values than its shape has elements, the missing elements are copies of the last value, or
+    zeros if there is no value. So a few bytes could encode any number of elements. Therefore a tensor may have at most
+    `max_elements` elements.
 
     Returns:
       Arrays by key, with the tensors' dtypes and shapes. Arrays may be read-only. Strings are `bytes` objects.
@@ -60,7 +61,7 @@ async def to_arrays(protos: Mapping[str, tensor_pb2.TensorProto], max_elements: 
 
 
 def fill(proto: tensor_pb2.TensorProto, array: np.ndarray) -> None:
-    """Writes an array into an empty message, with values in the field of the dtype, as TensorFlow Serving does.
+    """Writes an array into an empty message; like TensorFlow Serving, writes values to the field for the dtype.
 
     Raises:
       TypeError: the array has a dtype that outputs of signatures cannot have.
@@ -176,8 +177,8 @@ def examples_tensor(context: bytes, examples: Sequence[bytes], max_bytes: int) -
     """Returns serialised examples, each merged with the shared features in `context`, as an array of bytes `[n]`.
 
     Raises:
-      RequestError: RESOURCE_EXHAUSTED if the copies of the context are larger than `max_bytes` in all: even a small
-        request may need many copies.
+      RequestError: RESOURCE_EXHAUSTED if all copies of the context together, one for each example, have more than
+        `max_bytes` bytes; even a small request may need many copies.
     """
     if len(context) * len(examples) > max_bytes:
         raise RequestError(
@@ -205,7 +206,7 @@ async def off_loop(
     *arguments: Parameters.args,
     **options: Parameters.kwargs,
 ) -> Result:
-    """Runs a computation, in another thread if `is_large`, so that the event loop goes on, else in this thread."""
+    """Calls a function: in another thread if `is_large`, so that the event loop is not blocked; else in this thread."""
     if is_large:
         return await asyncio.to_thread(function, *arguments, **options)
     return function(*arguments, **options)

@@ -58,12 +58,12 @@ class ModelTable:
         return versions[number]
 
     def reusable_versions(self, model: ServedModel) -> Versions:
-        """Returns this table's loaded versions of a model; none if the model has another folder in this table."""
+        """Returns this table's loaded versions of `model`; none if the model is missing or has another folder."""
         known = self._by_name.get(model.name)
         return self.versions[model.name] if known is not None and known.base_path == model.base_path else {}
 
     def lacking(self, other: "ModelTable") -> list[LoadedVersion]:
-        """Returns the loaded versions in `other` that are not in this table, or were loaded again for this table."""
+        """Returns the versions in `other` that this table lacks; a version loaded a second time is a different one."""
         held = {id(version) for version in self.loaded()}
         return [version for version in other.loaded() if id(version) not in held]
 
@@ -169,9 +169,10 @@ class VersionLoader:
     def bring_up(
         self, models: Sequence[ServedModel], found: Mapping[str, Mapping[int, Path]], loaded: Mapping[str, Versions]
     ) -> dict[str, Versions]:
-        """Loads missing versions, and returns the versions to serve from now on (or none), by model name and number.
+        """Loads missing versions, and returns the versions to serve from now on, by model name and version number.
 
-        `found` has the folders of the versions on disk, `loaded` the versions served now, by model name and number.
+        `found` has the folders of the versions on disk, and `loaded` has the versions that are served now; both are by
+        model name and version number. The result may have no version of a model.
         """
         tables = {model.name: dict(loaded.get(model.name, {})) for model in models}
         candidates = {

@@ -80,7 +80,7 @@ def verify_export(export_dir: Path, process: FreshProcess, expectations: Sequenc
 
 
 def versions_below(path: Path, *, latest: bool = False) -> list[Path]:
-    """Returns the path alone if it is a version; else its versions' folders, or with `latest` only the newest one.
+    """Returns `path` alone if it is a version; else the folders of its versions, or only the newest if `latest`.
 
     Raises:
       ServingError: the path has neither a SavedModel nor versions.

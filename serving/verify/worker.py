@@ -5,8 +5,8 @@ expectation has a `signature_name` and the files of its `inputs` and `outputs`. 
 `{"refused": reason}`, or the findings: `signatures` (dtypes and shapes of inputs and outputs), `ops` (all ops of the
 graph) and `warmup_requests` (number of warm-up requests that were run).
 
-For a job, the worker checks the export, loads it as a server does, and compares its answers. It calls `saved_model_cli`
-as a library, since each run as a program would import TensorFlow again.
+For a job, the worker checks the export, loads the export as a server does, and compares the export's answers with the
+expectations. The worker calls `saved_model_cli` as a library: as a program, each run would import TensorFlow again.
 """
 
 import contextlib

@@ -54,9 +54,9 @@ class ClientResult(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The values that real clients would send and receive in a round, float32 each, by client.
+    """The numbers of float32 values that real clients would send and receive in a round.
 
-    A simulation sends the same types to and from every client, so its own messages may be larger.
+    In a simulation all clients send and receive the same types, so simulated messages may be larger.
 
     Attributes:
       uplink: numbers of values from client to server, float64 `[clients]`.
@@ -173,8 +173,8 @@ class Algorithm:
       name: name of the method in `tff_pdp.experiment.kinds.ALGORITHMS`.
       title: name of the method in reports.
       hparams: hyper-parameters by name. Each becomes a scalar on every client, so clients may have values of their own
-        without another compilation. Numbers of steps are `LocalSteps`; with several, gradient indices follow their
-        order in `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0;
+        without another compilation. Numbers of steps are `LocalSteps`; if there are several, gradient indices follow
+        their order in `hparams`. `client_index`, which is `SET_BY_RUNTIME`, is the client's number, from 0;
         `budget_epsilon`, which is `BUDGET_EPSILON`, is the epsilon of the client's own budget, infinite without one.
       released: names of the values that leave a client, each with its aggregation at the server. The aggregate of
         `rows` is `{rows: [num_clients, ...], present: [num_clients]}`; rows of clients that do not take part are zeros.

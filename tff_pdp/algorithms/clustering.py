@@ -1,10 +1,10 @@
 """Builds the parts that clustered methods share: a model per cluster, private selection of a cluster, sums by cluster.
 
 IFCA (Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020) and HypCluster (Mansour et
-al., arXiv:2002.10619, 2020): in every round each client selects the cluster whose model fits its data best and trains
-that model; the server averages the releases of a cluster's members. Here the selection is private (the exponential
-mechanism, `tff_pdp.privacy.mechanisms.selection`) and costs budget in each round. Selection may stop after the first
-rounds; each client then stays in its cluster ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
+al., arXiv:2002.10619, 2020) work as follows. In every round each client selects the cluster whose model fits its data
+best and trains that model; the server averages the releases of a cluster's members. Here the selection is private (the
+exponential mechanism, `tff_pdp.privacy.mechanisms.selection`) and costs budget in each round. Selection may stop after
+the first rounds; each client then stays in its cluster ("preconditioning", Liu et al., NeurIPS 2022, algorithm 2).
 """
 
 import collections
@@ -69,8 +69,8 @@ def build_move_centroids(selection_rounds: int, init_stddev: float) -> Callable[
     """Builds the server's update: each cluster's model moves by the mean of its members' movements.
 
     A cluster without members keeps its model, except in rounds in which clients select: the cluster then restarts from
-    the model of the largest cluster plus noise. Otherwise a cluster that fits no client at first would be lost for
-    good, and two groups of clients would have to share one cluster. The update reads only released values.
+    the model of the largest cluster plus noise. Without restarts, a cluster that fits no client at first would be lost
+    for good, and two groups of clients would have to share one cluster. The update reads only released values.
 
     Args:
       selection_rounds: number of rounds in which clients select their cluster.

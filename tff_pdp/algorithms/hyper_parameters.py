@@ -172,7 +172,9 @@ class Steps(HParam):
 
 
 def read_epochs(value: Any) -> int | None:
-    """Returns the number of epochs; None for a number of steps. An epoch has a step per whole batch, at least one.
+    """Returns the number of epochs; None for a number of steps.
+
+    An epoch has one step per whole batch, and at least one step.
 
     >>> read_epochs("epoch"), read_epochs("5 epochs"), read_epochs(3)
     (1, 5, None)

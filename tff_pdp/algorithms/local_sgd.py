@@ -16,7 +16,8 @@ class View(NamedTuple):
 
     Attributes:
       apply: `weights -> the model's weights`; with several trajectories, one argument of weights for each.
-      spread: `(gradient w.r.t. the model's weights, weights) -> gradient w.r.t. the trained weights`, or a substitute.
+      spread: `(gradient w.r.t. the model's weights, weights) -> gradient w.r.t. the trained weights`, or a substitute
+        for this gradient.
       trainable: names of the model's weights to differentiate by; all by default.
     """
 
@@ -64,7 +65,8 @@ def local_sgd(
 
     The proximal term does not depend on the data, so it is added after the gradient has been clipped and noised: it
     costs no privacy and is not distorted by the clip. Several trajectories take their steps together; each gradient may
-    depend on the weights of all before the step. With two trajectories, step t takes gradients 2t and 2t + 1.
+    depend on the weights that all trajectories have before the step. With two trajectories, step t takes gradients 2t
+    and 2t + 1.
 
     Args:
       start: weights to train; a trajectory, for weights with options; or a tuple of several trajectories.

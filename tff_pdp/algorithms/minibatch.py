@@ -1,4 +1,4 @@
-"""The plain gradient estimator: batches of a fixed size, epoch after epoch, without clip or noise.
+"""Builds the plain gradient estimator: batches of a fixed size, epoch after epoch, without clip or noise.
 
 The estimator is for training without privacy, and for user-level privacy, which protects a client's whole release.
 """
@@ -21,10 +21,10 @@ class Minibatches(NamedTuple):
 
 
 def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
-    """Builds the estimator: the mean gradient over a batch. Batches are consecutive; an epoch's last may be smaller.
+    """Builds the estimator, whose result is the mean gradient over a batch.
 
-    The client's seed decides the first batch of a round. Examples keep their order: shuffle them when you prepare the
-    data.
+    Batches are consecutive; the last batch of an epoch may be smaller. The client's seed decides the first batch of a
+    round. Examples keep their order: shuffle them when you prepare the data.
 
     Args:
       model: model whose loss is differentiated.

@@ -1,7 +1,7 @@
 """Builds methods in which clients share a model's body, and each client has a head of its own.
 
 The head is a client's state and never leaves the client. The server keeps the weights of a whole model and trains the
-body; the server's head keeps its public initial value, from which clients start.
+body; the server's head keeps its public initial value, from which clients' heads start.
 """
 
 from collections.abc import Callable, Mapping, Sequence

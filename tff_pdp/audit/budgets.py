@@ -38,10 +38,10 @@ class SiloReading(NamedTuple):
       num_values: number of coordinates that were read.
       noise_multiplier: the true z.
       noise_multiplier_read: z as read from the upload.
-      noise_multiplier_error: relative error of the reading.
+      noise_multiplier_error: relative error of `noise_multiplier_read`.
       epsilon: epsilon of the whole planned training with the true z.
       epsilon_read: epsilon of the same training with the z that was read.
-      epsilon_error: relative error of the reading.
+      epsilon_error: relative error of `epsilon_read`.
     """
 
     silo: str
@@ -69,8 +69,8 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
       frame: width, in pixels, of the outer frame of images that is zero in all examples; 0 for none.
 
     Returns:
-      Plain data: the method, the method's gradients in a round and in the training, `silos` with the fields of
-      `SiloReading`, and the largest errors.
+      Plain data: the method, the number of planned rounds, the number of gradients in each silo's upload, `silos` with
+      the fields of `SiloReading`, silos without an upload in the first round (`absent`), and the largest errors.
 
     Raises:
       ConfigError: there is no run, its first round cannot be repeated to the bit, silos have no budgets, or the

@@ -44,7 +44,7 @@ def read_noise(upload: Mapping[str, np.ndarray], quiet: Mapping[str, np.ndarray]
     signal after all.
 
     Args:
-      upload: a silo's upload by name of the weights, minus its value without any gradient; float arrays.
+      upload: difference between a silo's upload and the upload without any gradient: float arrays by name of weights.
       quiet: for some of the names, bool arrays of the same shape: true where the silo's examples have no effect.
 
     Raises:
@@ -95,7 +95,7 @@ def frame_of(input_shape: tuple[int, ...], width: int) -> np.ndarray | None:
 
 
 def relative_error(found: float, true: float) -> float:
-    """Returns `found / true - 1`; 0 for equal values, infinity if one of the values is 0 or infinite and the other not.
+    """Returns `found / true - 1`; 0 for equal values; infinity for different values if `true` is 0 or infinite.
 
     >>> relative_error(1.1, 1.0) < 0.11, relative_error(math.inf, math.inf), relative_error(2.0, 0.0)
     (True, 0.0, inf)

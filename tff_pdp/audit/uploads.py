@@ -1,7 +1,8 @@
 """Repeats the first round of a run, and keeps each silo's own upload, as the server sees it.
 
-The round has the run's own key, so that batches and noise are the same as in the run: nothing new is released, and
-nothing is charged. The algorithm runs in a variant whose server collects rows in place of means or sums.
+The round uses the run's own key, so that batches and noise are the same as in the run: nothing new is released, and
+nothing is charged. The algorithm runs in a variant whose server collects each client's release as a row, in place of
+means or sums.
 """
 
 import collections
@@ -34,7 +35,7 @@ class Upload(NamedTuple):
     """A silo's upload in the first round.
 
     Attributes:
-      change: the upload minus its value without any gradient, by name of the weights.
+      change: difference between the upload and the upload without any gradient, by name of the weights.
       gain: root of the sum of squares of the factors with which the round's gradients enter the upload.
       num_gradients: number of gradients that enter the upload.
     """
@@ -47,8 +48,8 @@ class Upload(NamedTuple):
 def recording(algorithm: Algorithm, model: Model, num_clients: int) -> Algorithm:
     """Returns the variant of an algorithm whose server state keeps each client's releases.
 
-    Clients do and release what they do in `algorithm`. The server state is `{algorithm: state of the algorithm, never
-    updated; rows: by name of the release, {rows: [num_clients, ...], present: [num_clients]}}`.
+    Clients compute and release the same as in `algorithm`. The server state is `{algorithm: state of the algorithm,
+    never updated; rows: by name of the release, {rows: [num_clients, ...], present: [num_clients]}}`.
     """
     message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
     released = dry_round(algorithm, message, model).released
@@ -120,7 +121,7 @@ def first_uploads(method: Method, recorder: Method, run_key: RunKey, model_seed:
     Args:
       method: the method of the run.
       recorder: the `recording_method` of the method.
-      run_key: the run's key, in the attempt that the first round was run in.
+      run_key: the run's key, with the number of the attempt in which the first round was run.
       model_seed: seed of the initial weights.
 
     Raises:
@@ -223,7 +224,7 @@ def noise_gain(
 
 
 def quiet_coordinates(model: Model, frame: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the weights that examples have no effect on if a frame of their inputs is zero: bool arrays by name.
+    """Finds the weights on which examples have no effect if a frame of the inputs is zero; returns bool arrays by name.
 
     A weight is quiet if its gradient is zero for random examples with a frame of zeros, and not zero for random
     examples with a random frame. For a dense first layer these are the rows of the frame's inputs.

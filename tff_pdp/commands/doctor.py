@@ -54,7 +54,7 @@ def examine() -> tuple[dict[str, Any], str]:
     Returns:
       All findings as plain data, with `healthy` true if all tests passed; and all findings as text. Every test has
       `round`, `engine`, `device`, `client_parallelism` (None on the native engine), `passed`, `difference` (the largest
-      from the reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
+      difference from the reference), `noise_stddev` (in `dp_fed_avg`) and `error`; a value that does not apply is None.
     """
     installed = {name: _tff.installed_version(name) or "absent" for name in DISTRIBUTIONS}
     versions = {"python": platform.python_version(), **installed}

@@ -73,7 +73,8 @@ class Seal(_OnRuns):
     spending, settings, metrics, reports and exports stay, and `tff-pdp verify` still checks them.
 
     After that, the run cannot be trained, tested or exported any more; but exports can still be served and extended.
-    Before, a run must be trained to its end and evaluated and, if the experiment exports the run's method, exported.
+    Before sealing, a run must be trained to its end and evaluated and, if the experiment exports the run's method,
+    exported.
 
     Files are overwritten with random bytes, flushed, and removed. Copies are not reached: backups, snapshots, file
     systems that copy on write (Btrfs, ZFS, APFS, overlays), the spare blocks of solid-state disks, and memory that was

@@ -46,7 +46,7 @@ class Synthesize(Reporting):
       tff-pdp synthesize digits.npz --num-classes 10 --radius 3.5 --pool 2 --output made.npz --rows 5000 \\
           --epsilon 2 --delta 1e-6
 
-    Public, and not protected, are all options: the number of synthetic rows, columns, categories, bounds, range and
+    All options are public and not protected: the number of synthetic rows, columns, categories, bounds, range and
     radius. Choose them without looking at the records. The number of records is not published. The command refuses
     records with missing values or values out of bounds, before anything is released; the refusal itself is not private.
 
@@ -66,7 +66,7 @@ class Synthesize(Reporting):
       high: upper bound of arrays' values; default 1.
       num_classes: number of classes of arrays; default 1, without labels.
       radius: L2 norm to which an example is clipped, after pooling; default: the largest norm in the range. Noise grows
-        with its square: a little below usual norms is best, as far as these are public.
+        with the square of the radius: a radius a little below usual norms is best, if usual norms are public.
       pool: side of the squares of an image that are averaged; default 1.
       count_share: share of the sensitivity for counts of classes.
       mean_share: share of the sensitivity for means of classes.
@@ -125,7 +125,7 @@ class Synthesize(Reporting):
 
     @property
     def statement_path(self) -> Path:
-        """Where the statement is written."""
+        """The path of the privacy statement."""
         return self.output.with_name(self.output.name + STATEMENT_SUFFIX)
 
     def _of_table(self) -> Outcome:

@@ -23,15 +23,16 @@ _COLUMNS = ("shard", "offset", "nbytes", "num_examples")
 
 
 class ClientIndex:
-    """Extents (runs of records in one shard) by client and split, in some tens of bytes per client and split."""
+    """The extents (runs of records in one shard) of each client's splits; takes some tens of bytes for each split."""
 
     def __init__(self, extents: np.ndarray, first: np.ndarray):
         """Wraps extents sorted by client and split.
 
         Args:
-          extents: int64 `[n, 4]`: position of the shard in the manifest, first byte, numbers of bytes and examples.
-          first: int64 `[clients * splits + 1]`: row of `extents` at which each split of each client begins; at the
-            end, n.
+          extents: int64 `[n, 4]`, with the columns shard (position in the manifest), first byte, number of bytes, and
+            number of examples.
+          first: int64 `[clients * splits + 1]`: row of `extents` at which each split of each client begins; the
+            last entry is n.
         """
         self._extents, self._first = extents, first
         examples = np.concatenate([[0], np.cumsum(extents[:, 3])])
@@ -88,7 +89,12 @@ def _key(client: int, split: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ClientExamples:
-    """One client's examples: `x` float32 `[n, *shape]`, `y` `[n]`: int64 classes, or float32 values of a regression."""
+    """One client's examples.
+
+    Attributes:
+      x: float32 `[n, *shape]`.
+      y: `[n]`, int64 classes or, for a regression, float32 values.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -114,7 +120,7 @@ class ClientDataset:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], verify: bool = False) -> "ClientDataset":
-        """Opens a dataset; reads the manifest and the index, no examples.
+        """Opens a dataset; reads the manifest and the index, but no examples.
 
         Args:
           path: the dataset's folder.
@@ -156,7 +162,8 @@ class ClientDataset:
         """Reads the ids of one client's examples of one split, in the dataset's order: `S32` `[n]`.
 
         Raises:
-          DataError: no such client or split, or a record is corrupt (the message names file and offset).
+          DataError: no such client or split, a record's header is corrupt (the message names file and offset), or the
+            dataset was replaced since it was opened.
         """
         extents = self._index.extents(self._position(client_id, split), split)
         ids = read_example_ids(self.manifest.features, self._files, extents)
@@ -164,11 +171,11 @@ class ClientDataset:
         return ids
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields batches `x`, `y`, as in `load`, of all examples of a split, each once, in a uniformly random order.
+        """Yields each example of a split once, in a uniformly random order, as batches `(x, y)`.
 
-        A batch mixes examples of several clients, which federated training never does. Use batches where all data may
-        be in one place: to pretrain on public data, for baselines of central training, to look at data. Results
-        computed from such batches are not private.
+        The arrays of a batch are as in `ClientExamples`. A batch mixes examples of several clients, which federated
+        training never does. Use batches where all data may be in one place: to pretrain on public data, to train
+        central baselines, or to look at data. Results computed from such batches are not private.
 
         Args:
           split: `train`, `validation` or `test`.
@@ -177,7 +184,8 @@ class ClientDataset:
 
         Raises:
           ConfigError: `batch_size` is not positive.
-          DataError: no such split, or a record is corrupt (the message names file and offset; maybe at a later batch).
+          DataError: no such split, or a record is corrupt (the message names file and offset). A corrupt record may be
+            found only when the record's batch is read.
         """
         self._check_split(split)
         return shuffled_epoch(self.manifest.features, self._files, self._index.split_extents(split), batch_size, seed)

@@ -35,8 +35,8 @@ class RecordLayout:
       example_id: range of the bytes of the id.
       x: range of the bytes of the values.
       y: range of the bytes of the label.
-      mask: uint8 `[length]`, 1 for bits that are the same in every record: all bits outside of the three ranges and, in
-        the bytes of a varint, the highest bit, which says whether another byte follows.
+      mask: uint8 `[length]`; a record has the template's bit wherever `mask` is set. Set are all bits outside of the
+        three ranges and, in the bytes of a varint label, the highest bit, which says whether another byte follows.
     """
 
     template: np.ndarray
@@ -131,7 +131,7 @@ def encode_examples(features: FeatureSpec, x: np.ndarray, y: np.ndarray, example
 
 
 def record_lengths(features: FeatureSpec, y: np.ndarray) -> np.ndarray:
-    """Counts the bytes of each example's record, framing included: int64 `[n]`, for labels `y` `[n]`."""
+    """Returns the number of bytes of each example's record, framing included, int64 `[n]`, from labels `y` `[n]`."""
     by_label_size = np.array([layout.length for layout in record_layouts(features)], np.int64)
     if features.y_dtype != "int64":
         return np.full(len(y), by_label_size[0])
@@ -150,7 +150,8 @@ def decode_examples(
       offset: position of the buffer in that file, for error messages.
 
     Returns:
-      `x`, float32 `[n, *shape]` (stored bytes are divided by 255), and `y` `[n]`, int64 or, for a regression, float32.
+      Pair `(x, y)`. `x` is float32 `[n, *shape]`; stored bytes have been divided by 255. `y` is int64 `[n]` or, for a
+      regression, float32 `[n]`.
 
     Raises:
       DataError: a record is cut short, fails its checksum, or has another layout; the message names the file and the
@@ -166,7 +167,7 @@ def decode_examples(
 
 
 def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0) -> np.ndarray:
-    """Decodes the ids of records: `S32` `[n]`. Checks only headers; arguments and errors as in `decode_examples`."""
+    """Decodes the ids of records, `S32` `[n]`; checks only headers. Args and errors are as in `decode_examples`."""
     starts, lengths = record_extents(features, buffer, file_name, offset)
     ids = np.zeros((len(starts), EXAMPLE_ID_SIZE), np.uint8)
     content = np.frombuffer(buffer, np.uint8)
@@ -178,7 +179,7 @@ def decode_example_ids(features: FeatureSpec, buffer: bytes, file_name: str, off
 def record_extents(
     features: FeatureSpec, buffer: bytes, file_name: str, offset: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the first byte and the length of each record of a buffer: two int64 `[n]`. Checks only headers.
+    """Finds the first bytes and the lengths of a buffer's records, each int64 `[n]`; checks only headers.
 
     Arguments and errors are as in `decode_examples`.
     """

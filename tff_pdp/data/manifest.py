@@ -7,7 +7,8 @@
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
   _SUCCESS                              written last; a folder without it is not a dataset. It has the manifest's sha256
-                                        (`sha256sum --check _SUCCESS`); the manifest has those of all other files
+                                        (`sha256sum --check _SUCCESS`); the manifest has the sha256 of the index and of
+                                        every shard
 """
 
 import dataclasses
@@ -30,14 +31,14 @@ RowAdjacency = Literal["replace_one", "replace_special", "add_or_remove_one"]
 class RowInfluence:
     """A bound on the number of rows that one change of a contact graph affects; jobs prove the bound, plans use it.
 
-    Rows of such a data set are not independent: a person is in its own row and in the rows of its contacts. Protecting
-    single rows would not protect the person.
+    Rows made from a contact graph are not independent: a person is in its own row and in the rows of its contacts.
+    Protecting single rows would not protect the person.
 
     Attributes:
-      unit: unit of protection: `node`, a person with all its contacts; `edge`, all contacts of one pair of people.
-      adjacency: difference of neighbouring graphs: a person has other values and other contacts (`replace_one`); a
-        person is absent from one graph, which has a row of zeros instead (`replace_special`); a pair's contacts are
-        absent from one graph (`add_or_remove_one`, for unit `edge`).
+      unit: unit of protection. `node` is a person with all its contacts; `edge` is all contacts of one pair of people.
+      adjacency: difference between neighbouring graphs. With `replace_one`, a person has other values and contacts.
+        With `replace_special`, a person is absent from one graph, which has a row of zeros instead. With
+        `add_or_remove_one`, for unit `edge`, a pair's contacts are absent from one graph.
       num_rows: S, the largest number of rows in which the data sets of neighbouring graphs differ, including the
         person's own row. Both data sets have the same number of rows, in the same silos.
       rule: reason why the bound S holds, in one line.
@@ -149,7 +150,7 @@ class Manifest:
       kept: numbers of users and examples in the dataset.
       dropped: numbers of users and examples left out, by reason; `kept` and `dropped` add up to `read`.
       num_examples: number of examples in each split.
-      clients: number of examples of each client in each split, by client id.
+      clients: for each client id, the number of the client's examples in each split.
       shards: the shard files, in order; the index refers to them by position.
       index: the index file.
       row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
@@ -221,7 +222,7 @@ class Manifest:
 
 
 def mark_finished(dataset: Path) -> None:
-    """Marks a folder with a manifest as a finished dataset, which survives a power cut.
+    """Marks a folder that has a manifest as a finished dataset; the mark survives a power cut.
 
     Assumes: the writers of the dataset's other files have flushed the files to disk.
     """

@@ -15,9 +15,10 @@ def shuffled_epoch(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields batches of the extents' examples, as `ClientDataset.epoch` does, in the order of one random permutation.
 
-    This takes memory for one batch, and 40 bytes for each example. Labels of 128 and more make records longer: extents
-    that may have such records are read once before the first batch, to find where records begin. Anyone with the seed
-    knows the order: no privacy guarantee may rely on the order as sampling. `extents` are as in `read_examples`.
+    Memory is needed for one batch, and for 40 bytes per example. Records with labels of at least 128 are longer than
+    other records. Extents that may have such records are therefore read once before the first batch, to find where
+    records begin. Anyone with the seed knows the order, so no privacy guarantee may treat the order as random sampling.
+    `extents` are as in `read_examples`.
     """
     if batch_size < 1:
         raise ConfigError(f"batch_size must be at least 1, not {batch_size}")

@@ -43,7 +43,7 @@ class _Arrangement:
 
 
 class ClientValues(collections.abc.Sequence):
-    """A sequence of one value per client: the form of values that TFF places at CLIENTS.
+    """A sequence with one value for each client, as the engine stores a value that TFF places at CLIENTS.
 
     Reading a member copies the member to NumPy arrays. Passing the sequence to a computation, as a training loop does
     with client states, copies nothing.
@@ -122,14 +122,14 @@ class ClientValues(collections.abc.Sequence):
         return self._arrangement.groups
 
     def copy(self) -> "ClientValues":
-        """Returns an object with the same values, whose groups are arranged independently; copies no tensor."""
+        """Returns an object with the same values, which can be arranged independently of this one; copies no tensor."""
         copied = ClientValues(self.member_type, self.groups)
         # This also shares the table of clients' places, if it exists already.
         copied.keep_like(self)
         return copied
 
     def keep_like(self, other: "ClientValues") -> None:
-        """Adopts the arrangement in groups of `other`, which must have the same values."""
+        """Adopts the groups of `other`, an object that must have the same values."""
         self._arrangement = other._arrangement
 
     def leaves_of(self, index: int) -> tuple[tf.Tensor, ...]:
@@ -163,7 +163,7 @@ class ClientValues(collections.abc.Sequence):
         return ClientValues(self.member_type, [part for group in self.groups for part in _part(group, places)])
 
     def replace(self, clients: Sequence[int] | np.ndarray, values: "ClientValues") -> "ClientValues":
-        """Returns all clients' values; `values`, in the order of `clients`, replace the values of `clients`."""
+        """Returns a new sequence, in which `values` replace the values of `clients`, in the order of `clients`."""
         others = {client: client for client in set(range(self._size)) - set(clients)}
         kept = [part for group in self.groups for part in _part(group, others)]
         new = [dataclasses.replace(group, indices=np.asarray(clients)[group.indices]) for group in values.groups]
@@ -186,7 +186,7 @@ class ClientValues(collections.abc.Sequence):
 
 
 def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
-    """Returns groups of client indices with equal shapes in all `values`, in the order of the groups' first clients."""
+    """Groups the indices of clients that have equal shapes in each of `values`; groups are ordered by first client."""
     groups: dict[Any, list[int]] = {}
     for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
         groups.setdefault(shapes, []).append(index)

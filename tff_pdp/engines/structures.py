@@ -1,6 +1,6 @@
 """Converts the engine's values between nested `Struct`s of tensors and flat lists, which traced functions take.
 
-A sequence is a scalar variant tensor, so every leaf of every value is a tensor.
+A TFF sequence (a data set) is held as a scalar variant tensor, so every leaf of every value is a tensor.
 """
 
 import collections
@@ -68,8 +68,9 @@ def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor
     """Converts a caller's value to the tensors of its leaves.
 
     Args:
-      value: one of the forms that TFF's own engine accepts: an array or tensor of the type or a narrower type; a number
-        in the type's range; a mapping, list, tuple or attrs object of such values; a data set, or a list of elements.
+      value: value in one of the forms that TFF's own engine accepts. For a tensor, the forms are an array or tensor of
+        the type or of a narrower type, and a number in the type's range. For a struct, they are a mapping, list, tuple
+        or attrs object of such values. For a sequence, they are a data set and a list of elements.
       value_type: type of the value, without placement.
       where: name of the value in errors.
 
@@ -235,7 +236,7 @@ def element_spec(element_type: _tff.Type) -> Any:
 
 
 def build_container(value_type: Any) -> Callable[[Iterator[Any]], Any]:
-    """Builds a function for repeated use: `leaves -> value`, in the Python containers of the type."""
+    """Builds a reusable function `leaves -> value`, which returns values in the Python containers of the type."""
     if isinstance(value_type, _tff.SequenceType):
         spec = element_spec(value_type.element)
         return lambda leaves: tf.data.experimental.from_variant(next(leaves), spec)

@@ -1,4 +1,4 @@
-"""Releases statistics of silos before training, once for all methods of an experiment; stores and reuses them."""
+"""Releases silos' statistics before training, once for all methods of an experiment, and stores them for reuse."""
 
 import dataclasses
 import hashlib
@@ -39,7 +39,7 @@ PRIVACY_IS_OFF = "privacy is switched off"
 
 @dataclasses.dataclass(frozen=True)
 class SiloReleases:
-    """The values of silos that are known before training, public or released under DP.
+    """The values that are known of each silo before training: public values, or values released under DP.
 
     Attributes:
       statistics: released statistics of each silo, by client id.
@@ -74,9 +74,10 @@ class SiloReleases:
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
     """Returns the silos' stored releases; makes and stores the releases if there are none.
 
-    Guarantee: each statistic of a silo is released once in an experiment's folder, is included in `events`, and is
-      entered into the registry before the release, so that releases in several folders add up. Every method's ledger is
-      charged, so the joint cost of several methods, an upper bound, includes the statistic more than once.
+    Guarantee: each statistic of a silo is released only once for an experiment's folder, and is included in
+      `SiloReleases.events`. Before the release, the statistic is entered into the registry, so that releases in several
+      folders add up. The ledger of each method is charged for the statistic. The joint cost of several methods is
+      therefore an upper bound that includes the statistic more than once.
     Assumes: as in `release_silo_statistics`.
 
     Raises:

@@ -49,7 +49,7 @@ def build_methods(
     """Builds the model and, by name, all methods with their hyper-parameters; checks all settings.
 
     Raises:
-      ConfigError: the method, the model or a hyper-parameter is unknown, or out of range.
+      ConfigError: a method, the model or a hyper-parameter is unknown, or a value is out of range.
     """
     model = build_model(config)
     methods = {
@@ -169,7 +169,7 @@ def _amounts(weighting: str, num_examples: Mapping[str, int], plan: PrivacyPlan)
 def keep_computations(kept: Computations) -> Iterator[None]:
     """Shares equal TFF computations among methods built inside the `with` block, so that an engine compiles them once.
 
-    `kept` has earlier computations by `computations_key`; computations of further methods are added.
+    `kept` maps keys from `computations_key` to earlier computations; computations of further methods are added.
     """
     token = _kept.set(kept)
     try:
@@ -181,9 +181,10 @@ def keep_computations(kept: Computations) -> Iterator[None]:
 def computations_key(
     config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
 ) -> Hashable:
-    """Returns a key of a method's TFF computations, on which hyper-parameters, noise, data and seeds have no effect.
+    """Returns a key that methods with equal TFF computations share.
 
-    `config` has settings for this algorithm; `user_sum` is None if silos are protected.
+    Values of hyper-parameters, amounts of noise, examples and the run's seeds have no effect on the key. `config` must
+    contain settings for `algorithm`. `user_sum` is the plan's `server_sum`.
     """
     content = config.to_dict()
     settings, privacy = content["algorithms"][algorithm.name], config.privacy
@@ -212,7 +213,7 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
-    `choices` has earlier choices of `client_parallelism: auto`, which are used again; new choices are added.
+    `choices` contains the earlier choices of `client_parallelism: auto`, which are used again; new choices are added.
 
     Raises:
       ConfigError: the engine does not have an option that is set.
@@ -262,7 +263,7 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     """Opens the experiment's client dataset.
 
     Raises:
-      ConfigError: the dataset's examples have another shape or other classes than the experiment's.
+      ConfigError: the examples' shape or number of classes differs between the dataset and the experiment.
       DataError: the dataset has not been prepared or is damaged.
     """
     clients = ClientDataset.open(config.clients_folder)

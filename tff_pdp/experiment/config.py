@@ -1,8 +1,8 @@
 """Reads experiments from YAML into typed settings, without TensorFlow.
 
 In the sections `data` and `privacy`, `kind` names the class of the settings; both sections are read here in full.
-Settings of models and methods are parameters of functions whose modules import TensorFlow: `tff_pdp.experiment.build`
-reads these settings before anything is written or spent.
+Settings of models and methods are parameters of functions whose modules import TensorFlow. These settings are therefore
+read later, by `tff_pdp.experiment.build`, but before anything is written or spent.
 """
 
 import functools
@@ -46,17 +46,19 @@ class Training(Settings):
 
     Attributes:
       rounds: planned number of rounds, for which the noise is calibrated.
-      weighting: weights of clients in a mean: `uniform`, equal; `num_examples`, a silo's public or noised number of
-        examples; `budget`, a silo's epsilon (its own, whatever the level of budgets), as WeiAvg of the PFA paper;
-        `paper_capped_num_examples`, min(1, a user's number of examples / `weight_cap`), which treats users'
-        numbers of examples as public.
-      weight_cap: number of examples at and above which a user has weight 1.
+      weighting: weight of each client in a mean. With `uniform`, all weights are equal. With `num_examples`, the weight
+        is the silo's public or noised number of examples. With `budget`, the weight is the epsilon of the silo's own
+        budget, even if `privacy.budgets.level` is `minimum` (WeiAvg of the PFA paper). With
+        `paper_capped_num_examples`, the weight is min(1, a user's number of examples / `weight_cap`), which treats
+        users' numbers of examples as public.
+      weight_cap: number of examples at and above which a user has weight 1, for `paper_capped_num_examples`.
       evaluate_every: number of rounds from one validation to the next; the last round is always validated.
       checkpoint_every: number of rounds from one checkpoint to the next; the last round always has a checkpoint.
-      engine: `inprocess`, in this process; or `native`, TensorFlow Federated's own worker.
+      engine: where computations run: `inprocess`, in this process; or `native`, in TensorFlow Federated's own worker.
       device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
-      client_parallelism: `loop`, one call for each client, a few side by side; `vectorized`, one call for many clients;
-        or `auto`, which times both in the first round and keeps the faster. For the engine `inprocess`.
+      client_parallelism: how the engine `inprocess` computes clients: `loop`, with one call for each client and a few
+        calls side by side; `vectorized`, with one call for many clients; or `auto`, which times both ways in the first
+        round and keeps the faster one.
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit. This is slower, and fails where an operation has no such kernel.
@@ -87,10 +89,10 @@ class Export(Settings):
       algorithm: the trained method to export. The method is not chosen by a metric, because a choice by
         results would cost budget.
       model_name: name under which the model is served: letters, digits, `_`, `.` and `-`.
-      layout: how personal models are stored in the export: `stacked`, a row per client with the weights in which
-        clients differ; `clusters`, a row per different model; `hypernetwork`, for methods that make models from small
-        states, the states; `per_client`, an export per client; or `auto`, the smallest of the first three layouts or,
-        if the smallest is above 1 GiB and there are at most 100 clients, `per_client`.
+      layout: how personal models are stored. `stacked` has one row per client, with the weights that differ between
+        clients. `clusters` has one row per different model. `hypernetwork` has the small states from which some methods
+        make models. `per_client` makes one export per client. `auto` is the smallest of the first three layouts; if the
+        smallest is above 1 GiB and there are at most 100 clients, `auto` is `per_client`.
       client_ids: how the export and requests name clients: `hashed`, by keyed hashes of their ids, with the key in
         `client_id.key` in the experiment's folder; or `plain`, by the ids themselves.
     """
@@ -105,8 +107,8 @@ class SearchSettings(Settings):
     """Sets a private search for hyper-parameters, which every silo makes in `tff-pdp tune`.
 
     Attributes:
-      algorithm: the method whose hyper-parameters are searched. Its settings under `algorithms` are those of the pivot
-        run: the one federated run, which is released before silos search.
+      algorithm: the method whose hyper-parameters are searched. The method's settings under `algorithms` are used in
+        the pivot run, the only federated run, which is released before silos search.
       values: values to try for each hyper-parameter; every combination of values is a candidate.
       runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or a number of at least 0, the
         shape of a truncated negative binomial. `fixed` tries every candidate once, at the privacy cost of releasing
@@ -131,7 +133,7 @@ class Tuning(Settings):
     Attributes:
       tuned: names of the settings that were chosen without privacy, worded for readers of the report.
       configurations_tried: number of configurations whose results were looked at for this choice.
-      search: a private search for hyper-parameters, which the ledger is charged for.
+      search: a private search for hyper-parameters; the ledger is charged for the search.
     """
 
     tuned: tuple[str, ...] = ()
@@ -154,8 +156,8 @@ class ExperimentConfig(Settings):
         default; and the parameters of the model's function.
       privacy: the privacy plan: what is protected, and with which budget.
       training: number of rounds, and how rounds are computed.
-      algorithms: the methods to train: for each, a name of your choice and settings; the setting `kind` names the
-        method if your name is not a method's name.
+      algorithms: settings of each method to train, under a name of your choice. The setting `kind` names the method; it
+        may be left out if your name is the method's name.
       export: settings of the export.
       tuning: settings that were chosen by looking at results, and a private search for hyper-parameters.
     """
@@ -220,7 +222,10 @@ class ExperimentConfig(Settings):
         return json.loads(json.dumps(to_plain(self)))
 
     def hash(self, algorithm: str, data_hash: str) -> str:
-        """Returns a digest of everything, data included, that decides one method's training result, rounding aside."""
+        """Returns a digest of everything that decides one method's training result, apart from rounding.
+
+        `data_hash` is a digest of the data, and of all else outside of the configuration that decides the result.
+        """
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
         # Where runs are counted does not change them.

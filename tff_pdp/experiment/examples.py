@@ -25,7 +25,8 @@ def bucket_sizes(sizes: Sequence[int] | np.ndarray, *, max_buckets: int = 4, row
     Args:
       sizes: int `[clients]`, each client's number of examples.
       max_buckets: largest number of different sizes.
-      rows_of_a_call: fixed time of a call, as a number of rows; a further bucket must save more rows than that.
+      rows_of_a_call: number of rows that can be computed in the fixed time of a call. A further size is used only if it
+        saves more padding rows than that.
 
     Returns:
       int64 `[clients]`: the padded sizes, each at least 1 and at least the client's own size.

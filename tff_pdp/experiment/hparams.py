@@ -38,7 +38,7 @@ def build_algorithm(
       num_clients: number of clients of the experiment.
       rounds: number of rounds of the experiment.
       head: names of the weights of the model's last layer.
-      num_weights: number of the model's weights; 0 for no check of settings that it bounds.
+      num_weights: number of the model's weights, which bounds some settings; 0 leaves these bounds unchecked.
 
     Returns:
       The algorithm, renamed to `name`, and all of its hyper-parameters, with defaults filled in.
@@ -100,7 +100,8 @@ def build_search(
 ) -> Search | None:
     """Returns the search for a method's hyper-parameters; None if the experiment has none.
 
-    `settings` has the method's hyper-parameters for the pivot run, the federated run before silos search alone.
+    `settings` has the method's hyper-parameters for the pivot run, the federated run after which each silo searches
+    alone.
 
     Raises:
       ConfigError: a value is out of range, a hyper-parameter or the method cannot be searched, or a silo has no

@@ -26,16 +26,16 @@ class Method:
     Attributes:
       clients: the client dataset.
       algorithm: the algorithm that is run.
-      hparams: hyper-parameters by name, each an array `[clients]` in the order of `clients.client_ids`; those that the
-        hook sets are left out.
+      hparams: hyper-parameters by name, each an array `[clients]` in the order of `clients.client_ids`; without the
+        hyper-parameters that `hook` sets.
       model: the model that is trained.
       plan: the privacy plan.
       scalings: shift and scale of features, by client id; empty if features are used as they are.
       estimator: estimator of clients' gradients.
       process: the TFF computations.
       config_hash: digest of everything that decides the training.
-      amounts: what clients count by in means, by client id: their numbers of examples, public or noised, or budgets;
-        None if all clients count the same.
+      amounts: amount by which each client counts in means, by client id: the number of examples (public or noised), or
+        the budget's epsilon divided by the largest epsilon; None if all clients count the same.
       weight_cap: number of examples at and above which a user has weight 1.
       hook: hook that sets hyper-parameters during training; None if all are given.
     """
@@ -77,7 +77,7 @@ class Method:
         return self.examples(split).all()
 
     def round_data(self, split: str) -> Examples | ClientValues:
-        """Returns a split's examples: for silos all values, for users a reader that selects cohorts."""
+        """Returns one split's examples: if clients are silos, all values; if users, a reader that selects cohorts."""
         return self.examples(split) if self.plan.samples_clients else self.client_data(split)
 
     def client_params(
@@ -95,7 +95,8 @@ class Method:
           run_key: the run's secret.
           round_number: number of the round, from 1.
           places: positions of the clients in `clients.client_ids`; by default all clients.
-          changed: hyper-parameters that replace the method's own, by name: arrays `[places]`, one value per client.
+          changed: arrays `[places]` by name of the hyper-parameter, one value per client, which replace the method's
+            own values.
           run: number of the client's run, as in `RunKey.client_seed`.
         """
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places)

@@ -33,7 +33,7 @@ _CLIENTS, _ROUNDS, _HEAD_WEIGHTS = 2, 10, ("head/kernel", "head/bias")
 
 
 def kinds_by_section() -> dict[str, Classes]:
-    """Returns the classes of the sections that have kinds, by section and by kind; imports TensorFlow."""
+    """Returns the settings class of each kind, by section and then by kind; imports TensorFlow."""
     return {
         "data": {kind: SOURCES.find(kind) for kind in SOURCES.own},
         "model": {kind: settings_of(MODELS.find(kind), SHAPES) for kind in MODELS.own},
@@ -43,7 +43,7 @@ def kinds_by_section() -> dict[str, Classes]:
 
 
 def hyper_parameters(kind: str) -> dict[str, HParam]:
-    """Returns the hyper-parameters of a method that a configuration may set."""
+    """Returns, by name, the hyper-parameters that a configuration may set for a method; `kind` names the method."""
     algorithm, values = build_algorithm(kind, {}, num_clients=_CLIENTS, rounds=_ROUNDS, head=_HEAD_WEIGHTS)
     return {name: algorithm.hparams[name] for name in values}
 

@@ -48,8 +48,8 @@ class RunKey:
     def keyed(self, digest: str) -> str:
         """Returns a digest of settings and data that is keyed with the secret: 32 hexadecimal digits.
 
-        With `digest`, the unkeyed digest of settings and data, anyone who knows all other records could test whether
-        some record is in the data.
+        `digest` is the unkeyed digest of settings and data. Anyone who sees the unkeyed digest and knows all other
+        records could test whether some record is in the data.
         """
         message = digest.encode()
         return hashlib.blake2b(message, key=self.secret, digest_size=16, person=b"settings, data").hexdigest()

@@ -39,10 +39,10 @@ def build_cnn(
 ) -> Model:
     """Builds a CNN: convolutions with ReLU and 2x2 max pooling, optional dense layers with ReLU, and a dense layer.
 
-    Convolutions have stride 1; pooling has stride 2. The input is `(x + input_shift) * input_scale`,
-    with public constants: fitting them to private data would cost budget. Initial kernels are Glorot-uniform, biases
-    zero, scales one. The last dense layer is the head. A model without classes is a regression of one value, with half
-    the squared error as its loss.
+    Convolutions have stride 1; pooling has stride 2. The input is `(x + input_shift) * input_scale`, with public
+    constants: fitting them to private data would cost budget. Initial kernels are Glorot-uniform, biases zero, scales
+    one. The last dense layer is the head. A model without classes is a regression of one value, with half the squared
+    error as its loss.
 
     With 62 classes the defaults are the EMNIST network of Reddi et al. ("Adaptive Federated Optimization",
     arXiv:2003.00295, ICLR 2021) without its dropout. `hidden_units=0, pool_after="each"` is the ConvNet that Liu ("On

@@ -138,9 +138,9 @@ def build_linear_svm(
     """Builds a linear SVM: `score = u . kernel + bias`, with u the flattened `(x + input_shift) * input_scale`.
 
     One kernel serves both classes: the outputs are `[0, score]`, so the sign of the score is the predicted class. The
-    softmax of the outputs is the logistic function of the score; training by the hinge loss does not make this number a
-    probability. The loss has no term for the margin's width: weight penalties belong to algorithms. Weights start from
-    zero; all weights belong to the head.
+    softmax of the outputs is the logistic function of the score, but after training by the hinge loss this number does
+    not estimate a probability. The loss has no term for the margin's width: weight penalties belong to algorithms.
+    Weights start from zero; all weights belong to the head.
 
     Args:
       input_shape: shape of one example.
@@ -165,9 +165,10 @@ def build_linear_svm(
 def focal_loss(gamma: float = 0.0, alpha: float | None = None) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
     """Builds the focal loss of each example, `-alpha_t (1 - p_t)^gamma log(p_t)`: `(outputs, y) -> float32 [batch]`.
 
-    p_t is the probability of the example's own class, the logistic function of the margin. alpha_t is alpha for class 1
-    and `1 - alpha` for class 0. With gamma 0 and no alpha the loss is binary cross entropy. Loss and gradient are
-    finite for every finite margin, as both powers are computed from log-probabilities.
+    p_t is the probability of the example's own class: the logistic function of the margin, which is the score for class
+    1 and minus the score for class 0. alpha_t is alpha for class 1 and `1 - alpha` for class 0. With gamma 0 and no
+    alpha the loss is binary cross entropy. Loss and gradient are finite for every finite margin, as both powers are
+    computed from log-probabilities.
 
     Source: Lin, Goyal, Girshick, He and Dollár, "Focal loss for dense object detection", ICCV 2017, equation 5.
 

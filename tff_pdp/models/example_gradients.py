@@ -5,8 +5,9 @@ a_t are the layer's inputs, g_t the cotangents of the layer's output. With one p
 `|a|^2 |g|^2` (Goodfellow, "Efficient Per-Example Gradient Computations", arXiv:1510.01799, 2015). With more positions
 the squared norm is computed as `sum_{t,u} (a_t . a_u)(g_t . g_u)`, from two Gram matrices (Li et al., "Large Language
 Models Can Be Strong Differentially Private Learners", arXiv:2110.05679, ICLR 2022), or from gradients held in memory.
-The cheaper way is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu, "Scalable and
-Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683, NeurIPS 2022).
+The cheaper of the last two ways is chosen when the computation is built, as in mixed ghost clipping (Bu, Mao & Xu,
+"Scalable and Efficient Training of Large Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683,
+NeurIPS 2022).
 
 A `pull` is added to each example's gradient; norms and sums include the pull.
 
@@ -21,11 +22,11 @@ Guarantee: let G_i be the gradient of example i, pull included. For a weight of 
   * `squared_norms()[i] >= |G_i|^2 * (1 - 2**-25)`, or it is not finite.
   * There is a magnitude M_i >= |G_i|, a function of example i alone, with
     `squared_norms()[i] >= (M_i / CANCELLATION)^2 * (1 - 2**-25)`.
-  * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 20) * 1.01 * sum_i w_i M_i`, for finite G_i,
-    weights w_i >= 0 in float64, and N the number of positions of all examples with w_i > 0, if N < 2**40. An example
-    with w_i = 0 adds exactly nothing, whatever G_i is.
-  All of this holds whether or not a processor treats numbers below 2**-126 as zeros; TensorFlow's threads differ in
-  this.
+  * `weighted_sum(w) = sum_i w_i G_i + e` with `|e| <= 2**-53 * (N + 20) * 1.01 * sum_i w_i M_i`, for finite G_i and
+    float64 weights w_i >= 0. Here N, which must be below 2**40, is the number of positions of all examples with
+    w_i > 0. An example with w_i = 0 adds exactly nothing, whatever G_i is.
+  All of this holds whether or not a thread treats numbers below 2**-126 as zeros: TensorFlow's own threads do, other
+  threads do not.
 """
 
 import dataclasses
@@ -290,7 +291,7 @@ def _gradients_by_squares(
 
 
 def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
-    """Returns the gradients of a bias, added at every position, from `cotangent [batch, ..., out]`, `pull [out]`."""
+    """Returns gradients of a bias that is added at all positions, from `cotangent [batch, ..., out]`, `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent
     shape: list[Any] = [cotangent.shape[-1]]

@@ -46,7 +46,7 @@ class Hypernetwork:
     def init(self, target: Weights) -> Weights:
         """Returns initial parameters, float32, for a target model with the initial weights `target`, of static shapes.
 
-        Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015), their biases are
+        Hidden kernels have variance `2 / in` (He et al., "Delving Deep into Rectifiers", ICCV 2015); hidden biases are
         zero. The biases of heads are the target's initial weights. Kernels of heads have variance
         `head_scale^2 / (in * fan_in)`, with the fan-in of the generated tensor (Chang et al., "Principled Weight
         Initialization for Hypernetworks", ICLR 2020).

@@ -94,7 +94,7 @@ def exported_ids(config: ExperimentConfig) -> Callable[[str], str]:
 
 
 def check_leaves_out_nobody(base_path: Path) -> None:
-    """Checks that no client of the newest version was fitted after training, as a new export would lose the fit.
+    """Checks that no client of the newest version was fitted after training: a new export would lose the fit.
 
     Raises:
       ServingError: clients were fitted after training, or the version's model card cannot be read.

@@ -137,9 +137,10 @@ def served_models(trained: TrainedClients, layout: str = AUTO) -> ServedModels:
 
     Args:
       trained: the clients.
-      layout: as in `tff_pdp.experiment.config.Export`. `auto` chooses the smallest layout with one export for
-        all clients; `clusters` is considered only if it at least halves the number of rows. If this export exceeds
-        `MAX_BYTES_OF_ONE_EXPORT` and there are at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients, each gets an export.
+      layout: as in `tff_pdp.experiment.config.Export`. `auto` chooses the smallest layout that has one export for all
+        clients; `clusters` is considered only if it at least halves the number of rows. If the smallest layout exceeds
+        `MAX_BYTES_OF_ONE_EXPORT` and there are at most `MAX_CLIENTS_OF_OWN_EXPORTS` clients, `auto` makes one export
+        per client.
 
     Raises:
       ConfigError: the layout is not possible for this algorithm.
@@ -211,7 +212,8 @@ def weights_from_states(
 ) -> Callable[[Weights, Weights], Weights]:
     """Returns the function `PersonalModels.make_weights` for the models of `from_states`.
 
-    `message` and `state` show the structure of broadcast and client state; `is_scaled`: clients have input scalings.
+    `message` is any broadcast, and `state` any client's state: both show only the structure. `is_scaled` says whether
+    clients have input scalings.
     """
     scaling_names = (SHIFT, SCALE) if is_scaled else ()
 

@@ -29,7 +29,8 @@ class TrainedClients:
       algorithm: algorithm that trained the model.
       server_state: the server's state in the algorithm.
       client_ids: ids that the clients have in the export.
-      ready_states: function from positions in `client_ids` to the states in this order, after `adapt` if there is one.
+      ready_states: function from positions in `client_ids` to the states of these clients, in the given order; if the
+        algorithm has `adapt`, the states after `adapt`.
       personalise: function from clients' states to the weights of each of these clients' models.
       global_weights: weights of the model for unknown clients; None if that model is the mean of the clients' models
         or, where the mean would reveal a client's model, the initial model.
@@ -79,10 +80,11 @@ class TrainedClients:
         return self.scalings[number] if self.scalings else {}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
-        """Returns the weights for unknown clients, with the mean of the clients' scalings.
+        """Returns the served model's weights for unknown clients; input scalings are the mean of the clients' scalings.
 
-        With `is_divided`, each client gets a file of its own, in which the weights for unknown clients are, too. The
-        mean of clients' weights is then not used: each of two clients could compute the other's weights from the mean.
+        With `is_divided`, each client gets a file of its own, which also contains these weights. In place of the mean
+        of the clients' models, the file then has the initial model, whose inputs are not scaled: from the mean of two
+        clients' models, each of the two could compute the other's weights.
         """
         if self.global_weights is None:
             return dict(self.served_model.init(self.model_seed)) if is_divided else mean_arrays(self.weights())
@@ -94,8 +96,8 @@ def trained_clients(
 ) -> TrainedClients:
     """Returns a method's clients, sorted by id in the export: the data set's order would reveal who is who.
 
-    `state` is the state after the last round, `model_seed` the seed of the initial weights; `exported_id` is a function
-    from a client's id to its id in the export.
+    `state` is the state after the last round. `model_seed` is the seed of the initial weights. `exported_id` is a
+    function from a client's id to the id in the export.
     """
     exported = [exported_id(client_id) for client_id in state.client_ids]
     places = np.array(sorted(range(len(exported)), key=exported.__getitem__), np.int64)

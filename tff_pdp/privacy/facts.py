@@ -39,7 +39,7 @@ def condition_of_examples(generator: Generator) -> str:
 
 
 def claim_of_several(claim: str, reason: str) -> tuple[str, str]:
-    """Returns the joint claim and reason of one run and other runs on record whose generators are unknown."""
+    """Returns the joint claim, and its reason, for a run and other runs on record whose generators are unknown."""
     if claim not in GUARANTEES or _PHILOX in reason:
         return claim, reason
     others = "random bits of other runs on record may be Philox's, which is no cryptographic generator"
@@ -51,13 +51,15 @@ class UserCosts(Settings):
 
     Attributes:
       epsilon_target: the budget; infinite without privacy.
-      epsilon_spent: the smaller of `epsilon_rdp` and `epsilon_pld`; infinite for the claim `none`, 0 without release.
+      epsilon_spent: the smallest bound: `epsilon_rdp`, `epsilon_pld` or, without sampling, the exact bound. Infinite
+        for the claim `none`, 0 without a release.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
       noise_multiplier: z, noise multiplier of one round's whole release or of each node of a tree; 0 without a release.
       num_noised: number of values of a user's release to which noise is added; 0 without a release.
-      noise_to_signal: expected norm of the noise on the mean of a round (trees: of a node), divided by the clip norm.
+      noise_to_signal: expected norm of the noise on the mean of a round (with trees: of a node), divided by the clip
+        norm.
     """
 
     epsilon_target: float
@@ -104,8 +106,9 @@ class SiloCosts(Settings):
       id: the silo's name; empty if the statement must not name silos.
       num_train: number of training examples: a public number, or a number released with noise.
       epsilon_target: the silo's budget for one method; infinite where the silo asked for no protection.
-      epsilon_spent: epsilon of one method's training, the largest over the compared methods: the smaller of
-        `epsilon_rdp` and `epsilon_pld`, or the budget if `num_train` was noised; infinite if the claim is `none`.
+      epsilon_spent: largest epsilon of one method's training over the compared methods. A method's epsilon is the
+        smallest bound (`epsilon_rdp`, `epsilon_pld` or, without sampling, the exact bound), or the budget if
+        `num_train` was noised; infinite if the claim is `none`.
       epsilon_rdp: upper bound from Rényi accounting.
       epsilon_pld: upper bound from privacy loss distributions; NaN where it was not computed.
       delta: the delta of all three epsilons.
@@ -148,8 +151,9 @@ class UserSums(Settings):
       count_stddev: standard deviation of the noise on the number of norms below a clip norm that adapts.
       sum_noise_multiplier: noise multiplier of the sum alone, where the clip norm adapts.
       rounds_per_tree: number of rounds after which a new tree starts; None where every round has separate noise.
-      weight_cap: number of examples from which on a user has weight 1; None where all users have the same weight.
-      own_support: titles of methods whose users add noise themselves, only to nonzero values of a user's own update.
+      weight_cap: smallest number of examples with which a user has weight 1; None where all users have the same weight.
+      own_support: titles of methods whose users add noise themselves, each user only to nonzero values of the user's
+        own update.
     """
 
     rounds: int
@@ -255,7 +259,7 @@ class StatementFacts(Settings):
 
     @property
     def budget_exposure(self) -> BudgetExposure:
-        """The largest exposure of budgets by a method."""
+        """The largest exposure of budgets over all methods."""
         if self.exposing:
             return "inferable"
         return "public" if any(method.budget_exposure == "public" for method in self.methods) else "none"
@@ -279,11 +283,13 @@ class SiloFacts(StatementFacts, tag="silos"):
       clip_norm: L2 norm to which each record's gradient is clipped, over all weights jointly.
       steps: number of noisy gradient computations of one method in one silo, the largest over the methods.
       sampler: sampling of batches, as the accounting treats it: `poisson`, `full` or `paper_shuffled`.
-      row_influence: protected unit of a graph and number of records it changes; None where each record is a unit.
+      row_influence: for rows of a contact graph, the protected unit and the largest number of records that one unit
+        changes; None where each record is a unit.
       other_releases: releases in the ledgers besides gradients, in words.
       num_examples_are_noised: whether silos' numbers of records were released with noise; otherwise they are public.
       level: `own` if each silo's noise suits the silo's target; `minimum` if it suits the smallest target of all silos.
-      has_common_noise: whether all silos have the same, given noise, and leave when their budgets are spent.
+      has_common_noise: whether all silos have the same configured noise multiplier, and leave when their budgets are
+        spent.
     """
 
     are_users = False

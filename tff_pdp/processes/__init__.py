@@ -1,6 +1,6 @@
 """Builds TFF computations from algorithm, model and plan.
 
-vectorizable: attaches to functions of one client a variant for stacks (batches) of clients
+vectorizable: attaches variants for stacks (batches) of clients to functions that were written for one client
 client_work: a client's computation in a round, for one client and for stacks
 aggregation: means, sums, and noised sums over users
 evaluate: metrics of personal and shared weights

@@ -26,8 +26,8 @@ class Aggregation:
 
     Attributes:
       initialize: `( -> state@SERVER)`.
-      next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`; aggregates
-        have the names of the released and public values and, except for rows, the shapes of these values.
+      next: `(state@SERVER, released@CLIENTS, client_params@CLIENTS) -> (state@SERVER, aggregates@SERVER)`. Aggregates
+        have the names of the released and public values. Except for rows, aggregates also have the values' shapes.
     """
 
     initialize: _tff.Computation
@@ -127,7 +127,8 @@ def build_user_aggregation(
 
     All releases of a user in a round are one record, clipped jointly. The clipped record is multiplied by the user's
     weight, which is at most one. Clip norm and noise multiplier are part of the state, so that one computation serves
-    all their values: `UserPlan.start` sets both. Before that, both are NaN, and so is every result.
+    all clip norms and noise multipliers. In the initial state both are NaN, and so is every result, until
+    `UserPlan.start` has set both.
 
     Raises:
       ValueError: a release has another aggregation than `mean`, or the algorithm has public scalars.

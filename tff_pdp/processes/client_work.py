@@ -1,6 +1,7 @@
 """Builds a client's computation in a round, for one client and for a stack of clients.
 
-A dry round, without data and without TFF, shows which values clients store or release, and which differ between them.
+A dry round, without data and without TFF, shows which values clients store or release, and which of these values differ
+between clients.
 """
 
 import collections
@@ -32,8 +33,8 @@ def build_client_work(
     """Builds `(broadcast, client state, client data, client params) -> {state, released}`.
 
     Up to rounding, a client's result does not depend on the other clients of the stack: each client draws from its own
-    seed, and padding has no effect. (All batches are padded to the size of the stack's largest batch, and sums over
-    another size may be rounded differently.)
+    seed, and padding has no effect. Rounding may depend on the other clients, because all batches are padded to the
+    size of the stack's largest batch, and sums over another size may be rounded differently.
 
     Args:
       algorithm: algorithm whose `client_update` is run.
@@ -193,9 +194,11 @@ def initial_weights(model: Model, seed: int = 0) -> Weights:
 
 
 class Owned(NamedTuple):
-    """Names of the values that differ between clients: of `states` after adaptation, and of model `weights`.
+    """Names of the values that differ between clients; the name of a nested value is its keys, joined by slashes.
 
-    A name in a nested state is the path of keys, joined by slashes.
+    Attributes:
+      states: names in client states, after adaptation.
+      weights: names of model weights.
     """
 
     states: tuple[str, ...]
@@ -231,8 +234,8 @@ def dry_round(
       algorithm: algorithm of the client.
       message: message that the server broadcasts.
       model: model that the client trains.
-      client: number of the candidate that the client selects; all entries of gradients are this number plus one. None
-        for no selection and gradients of zero.
+      client: number of the candidate that the client selects; every entry of the gradients is this number plus one.
+        With None, the client selects no candidate, and all gradients are zero.
       adapted: whether to return the state after `Algorithm.adapt`, if the algorithm has this method.
     """
     once = LocalSteps(tf.constant(1), tf.constant(1))

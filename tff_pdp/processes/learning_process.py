@@ -30,9 +30,10 @@ def build_reconstruction(
 ) -> _tff.LearningProcess:
     """Builds federated reconstruction of a model's head, with a shared body.
 
-    In a round a client trains the head from its initial value with the body frozen, then the body for one epoch with
-    the head frozen, and releases the change of the body. Clients' data are `tf.data.Dataset`s of batches, `{x: float32
-    [batch, *input_shape], y: [batch]}`; `client_batches` makes them from arrays.
+    In a round, a client first trains the head from the head's initial value, while the body is frozen. The client then
+    trains the body for one epoch, while the head is frozen, and releases the change of the body. Clients' data are
+    `tf.data.Dataset`s of batches, `{x: float32 [batch, *input_shape], y: [batch]}`; `client_batches` makes such a data
+    set from arrays.
 
     Guarantee: with a plan, all results of the process are functions of the noised sums that the plan accounts for;
       clients' metrics, which have no noise, are left out.

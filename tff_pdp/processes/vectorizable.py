@@ -77,7 +77,7 @@ def find_rule(function_name: str) -> StackedRule | None:
 
 
 def map_stack(function: Callable[..., Any], elements: Any) -> Any:
-    """Maps a function over stacked elements: the result of `tf.vectorized_map` to the bit, in half the tracing time.
+    """Maps a function over stacked elements, with the same bits as `tf.vectorized_map`, in half the tracing time.
 
     TensorFlow 2.14 reshapes the stacked inputs of each elementwise operation to one rank, by six operations for every
     input, even if the ranks are known to be equal. This function leaves out the reshapes of equal ranks.

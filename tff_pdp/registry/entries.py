@@ -59,8 +59,8 @@ def default_folder() -> Path:
 class Registry:
     """The registry in a folder, which is created by the first entry.
 
-    Guarantee: an entry outlasts a power cut once `begin`, `raise_to` or `close` has returned. No entry is lost if
-      several processes write at once.
+    Guarantee: an entry outlasts a power cut once `begin`, `raise_to`, `reserve` or `close` has returned. No entry is
+      lost if several processes write at once.
     """
 
     def __init__(self, folder: str | Path | None = None):

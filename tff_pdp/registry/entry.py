@@ -32,7 +32,7 @@ class Cost:
 
     @classmethod
     def of(cls, ledger: Ledger | None, rounds: int) -> "Cost":
-        """Returns the cost of `rounds` rounds whose spending is in `ledger`; None without privacy."""
+        """Returns the cost of `rounds` rounds whose spending is in `ledger`; `ledger` is None without privacy."""
         return cls(None if ledger is None else ledger.to_json(), rounds)
 
     @property
@@ -86,7 +86,7 @@ class Entry:
 
     @property
     def copy_head(self) -> str:
-        """The head of the record, if the entry is of a copy that was continued separately; else empty."""
+        """The head of the copy's record if the entry is for a copy that was continued separately; otherwise empty."""
         return self.run_id.partition(_COPY)[2]
 
     @property
@@ -96,7 +96,7 @@ class Entry:
 
     @property
     def head(self) -> str:
-        """The head of the run's own record that was entered last; `GENESIS` without one."""
+        """The last entered head of the run's own record; `GENESIS` if no head was entered."""
         return self.heads[-1] if self.heads else GENESIS
 
     @property

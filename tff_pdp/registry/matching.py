@@ -19,7 +19,8 @@ class Match:
     Attributes:
       groups: int64 `[records]`, group of each record of the run: a position in `members`.
       members: for each group, positions of the other run's clients that have the group's records.
-      forced: for each client of the run, positions of other clients that count as having all the same records.
+      forced: for each client of the run, positions of the other run's clients that count as having all of the client's
+        records.
       is_undecided: whether there are records in doubt, which count as shared.
     """
 
@@ -58,9 +59,9 @@ def match(
 ) -> Match:
     """Finds the records that a run shares with another run.
 
-    Two records count as the same if their digests are equal, or if one set is declared for both. If two data sets were
-    made from one raw file in different ways, the same record may have two digests. Records that may be the same for
-    this reason count as the same, unless different sets are declared.
+    Two records count as the same if their digests are equal, or if the same set is declared for both. If two data sets
+    were made from one raw file in different ways, the same record may have two digests. Records that may be the same
+    for this reason count as the same, unless different sets are declared.
 
     Guarantee: each record that both runs have in the same form is found.
     Assumes: the same record in different forms is declared, or the manifests name the same files of raw data.

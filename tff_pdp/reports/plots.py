@@ -49,7 +49,7 @@ _STYLE: dict[Any, Any] = {
 def style(salt: str) -> AbstractContextManager[None]:
     """Returns a context manager with the report's look; figures must be built and rendered inside it.
 
-    With `salt`, identifiers inside the SVG are reproducible, and differ from other figures' identifiers.
+    `salt` makes the identifiers inside the SVG reproducible; figures on one page need different salts.
     """
     return matplotlib.rc_context({**_STYLE, "svg.hashsalt": salt})
 
@@ -131,8 +131,8 @@ def metric_figure(
 ) -> str:
     """Draws each client's test metric for the personal model, the model learnt alone, and the shared model.
 
-    Up to 40 clients are named, sorted by the personal model, the worst at the bottom. If there are more, each model has
-    a curve of at most a thousand points, with clients sorted by that model's metric.
+    Up to 40 clients are named, sorted by the personal model's metric, the worst at the bottom. If there are more
+    clients, each model has a curve of at most a thousand points, with clients sorted by that model's metric.
     """
     series = [("personal model", summary.personal_values(clients, algorithm.facts.name))]
     if algorithm.facts.name != baseline:

@@ -27,7 +27,13 @@ class Paragraph(NamedTuple):
 
 
 class Observer(NamedTuple):
-    """A kind of observer, what the observer sees, and how others' records, or other users, are protected against it."""
+    """A kind of observer.
+
+    Attributes:
+      who: words for the observer.
+      sees: words for the data that the observer sees.
+      guarantee: how others' records, or other users, are protected from the observer.
+    """
 
     who: str
     sees: str
@@ -43,7 +49,8 @@ class ComposedCosts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
       taken_for_granted: assumptions about runs that may or may not have used these records, one sentence each.
       claim: claim for all runs together; `none` if no finite epsilon holds.
       claim_reason: reason for the claim, in one line.
-      beyond_these_models: whether a copy of the only run on record has released more, on another computer.
+      beyond_these_models: whether a copy of the only run on record has released more than these models, on another
+        computer.
       epsilon: epsilon against an observer who sees the models of all runs; None if no bound holds.
       delta: delta of the guarantee with `epsilon`.
       source: source of `epsilon`: `ledger`, or `sum over methods`, which is always an upper bound.
@@ -143,7 +150,10 @@ def statement(facts: SiloFacts | UserFacts) -> Statement:
 
 
 def claim_of(facts: SiloFacts | UserFacts) -> tuple[str, str]:
-    """Returns the weakest claim of the covered methods and a reason; `none` if a method was trained without noise."""
+    """Returns the weakest claim of the exported methods (of all, if no method was exported), and a reason for it.
+
+    The claim is `none` if one of these methods, or one of the silos, has no noise.
+    """
     weakest = _weakest(facts.covered)
     if facts.bare and weakest.claim != "none":
         return "none", _shared("without_noise", facts)

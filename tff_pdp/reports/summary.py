@@ -1,7 +1,8 @@
 """Summarises the results of many clients (silos or users), and formats metrics for readers.
 
-A summary has means, the mean of the worst tenth, the spread, and the gain over learning alone. A client without test
-examples or, for a ranking, without positive test examples has the metric NaN, which is left out everywhere.
+A summary has means, the mean of the worst tenth, the spread, and the gain over learning alone. The metric is NaN for a
+client without test examples. A ranking metric is also NaN for a client without positive test examples. NaN is left out
+of all figures.
 
 `summary.json` has the headline figures of every method, the privacy costs, and each client's results.
 """
@@ -111,8 +112,8 @@ def comparison_rows(
 ) -> list[ComparisonRow]:
     """Builds the headline table: one row per method, in the order given.
 
-    Gains are relative to `baseline`, the method in which each client learns alone. A gain is a difference for one
-    client, so that a client that lacks one of the two results does not bias the mean.
+    Gains are relative to `baseline`, the method in which each client learns alone. A gain is the difference of one
+    client's two results. Clients that lack one of the two results are left out, and so do not bias the mean gain.
     """
     alone = personal_values(clients, baseline)
     rows = []
@@ -148,9 +149,9 @@ def worst_clients(
 def featured_algorithm(
     algorithms: Sequence[content.AlgorithmResult], metric: Metric, baseline: str = "local_only"
 ) -> content.AlgorithmResult | None:
-    """Returns the featured method: the exported one or, without one, the best by *validation* mean, baseline excluded.
+    """Returns the method to feature: the exported method or, if there is none, the best by *validation* mean.
 
-    A choice by the test mean would bias the test mean that is then printed.
+    The baseline is chosen only if there is no other method. A choice by the test mean would bias the printed test mean.
     """
     exported = [one for one in algorithms if one.facts.exported]
     others = [one for one in algorithms if one.facts.name != baseline]
@@ -182,7 +183,8 @@ class MetricText:
       value: function that formats one value.
       gain: function that formats a gain, the difference between two values; a negative gain is a loss.
       gain_unit: unit of formatted gains; empty if gains have the unit of values.
-      undefined: noun for texts such as "3 silos without ...", on clients with test examples but without a value.
+      undefined: noun that completes texts such as "3 silos without ...", about clients that have test examples but no
+        value of the metric.
     """
 
     label: str
@@ -215,7 +217,7 @@ def metric_text(metric: Metric) -> MetricText:
 
 
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:
-    """Returns a sentence on the clients without a test metric, and the reason; an empty list if all have one."""
+    """Returns one sentence that counts the clients without a test metric, by reason; an empty list if all have one."""
     text = metric_text(metric)
     undefined = [any(map(math.isnan, client.personal.values())) for client in clients if client.num_test]
     counts = {"test examples": len(clients) - len(undefined), text.undefined: sum(undefined)}
@@ -250,9 +252,10 @@ _QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 def summary_content(report: content.Report) -> dict[str, Any]:
     """Returns the content of `summary.json` as plain data.
 
-    For silos, `silos` has a row per silo. For users, each method's row has its cost, `num_users` is the number of
-    users, `users` has a row per user (None for more than 5000 users), and `quantiles` has quantiles of users' test
-    metrics, by percentage, for each method's personal and shared models. `notes` are the report's notes.
+    For silos, `silos` has a row per silo. For users, each method's row also has the method's privacy cost; `num_users`
+    is the number of users; `users` has a row per user, or is None if there are more than 5000 users; `quantiles` has,
+    for each method's personal and shared models, quantiles of users' test metrics by percentage. `notes` are the
+    report's notes.
     """
     start = {
         "title": report.title,

@@ -8,7 +8,7 @@ workers: worker processes, and the signals that end them
 run: runs one job in a worker
 sweep: runs unfinished jobs on all cores, and keeps outcomes on disk
 means: means over seeds, compared with each other
-tables: Markdown tables, and that of bytes sent and received
+tables: Markdown tables, such as the table of bytes sent and received
 report: the text of a report, beside published figures
 figures: draws figures
 reproduction: runs the whole command

@@ -29,7 +29,7 @@ def from_entry(row: Mapping[str, Any]) -> Budget:
 
 
 def epsilon_of(budget: Budget) -> float:
-    """Returns a budget's epsilon; NaN for named budgets, which have one for each silo."""
+    """Returns a budget's epsilon; NaN for named budgets, which have one epsilon for each silo."""
     return math.nan if isinstance(budget, str) else budget
 
 

@@ -1,4 +1,4 @@
-"""Draws the figures of the MR-MTL thesis, utility against privacy and against lambda, and privacy overhead.
+"""Draws the figures of the MR-MTL thesis: utility against privacy, utility against lambda, and privacy overhead.
 
 Where budgets differ between silos, one figure shows each method's utility.
 """
@@ -65,7 +65,10 @@ def privacy_overhead_figure(variant: VariantReport, report: Reported) -> Figure 
 
 
 def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
-    """Draws the metric against lambda, a panel for each budget, with lines for local and FedAvg (figure 1.5)."""
+    """Draws the metric against lambda, a panel for each budget (figure 1.5); None without a grid of lambda.
+
+    Local training, FedAvg and MR-MTL with the automatic lambda are level lines.
+    """
     budgets = _budgets(variant.grid)
     if not budgets:
         return None
@@ -91,7 +94,7 @@ def lambda_figure(variant: VariantReport, report: Reported) -> Figure | None:
 def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
     """Draws each method's metric under each of the named budgets, with published figures as stars.
 
-    None if budgets do not differ between silos.
+    Returns None if budgets do not differ between silos.
     """
     means = [mean for mean in variant.means if isinstance(mean.budget, str)]
     budgets = _budgets(means)

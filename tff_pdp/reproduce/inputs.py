@@ -21,7 +21,7 @@ class Inputs:
     Attributes:
       paths: possible paths of the data in the data folder, the preferred path first; none for generated data.
       origin: source of the data, for error messages.
-      beside: names of further files in the same folder, which are read if they exist.
+      beside: names of further files or folders in the folder of the data; they are read if they exist.
     """
 
     paths: tuple[str, ...]
@@ -88,7 +88,7 @@ def find_input(inputs: Inputs, folder: str | None) -> Path:
 def digest_of_data(inputs: Inputs, path: Path) -> str:
     """Computes a sha256 of the raw data at a path from `find_input`, including the files `inputs.beside`.
 
-    For generated data, the sha256 is that of the modules that generate them.
+    For generated data, the result is the sha256 of the modules of `beam_pipelines`, which generate the data.
     """
     if not inputs.paths:
         return digest_of(Path(beam_pipelines.__file__).parent, "*.py")

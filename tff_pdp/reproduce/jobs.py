@@ -134,7 +134,7 @@ class Reproduction:
     def jobs(self) -> list[Job]:
         """Lists every job: first the jobs outside of the grid of lambda, variant by variant, then the grid's jobs.
 
-        A method that does not depend on epsilon is run once, without privacy.
+        If a method's results do not depend on epsilon, the method is run without privacy, in place of once per budget.
         """
         plain = [
             Job(variant, method, budget, seed)

@@ -30,7 +30,7 @@ class Mean:
       noise_to_signal: result of `UserPlan.noise_to_signal` on users' noised means; None for silos.
       uplink_bytes: mean over seeds of the bytes that all clients of a real run would send; None if not counted.
       downlink_bytes: mean over seeds of the bytes that all clients of a real run would receive; None if not counted.
-      is_at_every_epsilon: whether the result is the same at every epsilon, so that one run was made for all.
+      is_at_every_epsilon: whether the result is the same at every epsilon, so that runs at one epsilon hold for all.
     """
 
     method: str
@@ -80,7 +80,7 @@ def means_over_seeds(
 
 
 def cost(claimed: Mapping[str, Any]) -> float:
-    """Returns the epsilon of a claim as in `Mean.with_secret_key`; infinite without one."""
+    """Returns the epsilon of a claim as in `Mean.with_secret_key`; infinite if the claim has no epsilon."""
     return math.inf if claimed["epsilon"] is None else claimed["epsilon"]
 
 

@@ -29,7 +29,7 @@ class VariantReport:
       means: means over seeds.
       grid: means over seeds, for each lambda; empty if no grid was asked for.
       deviations: differences from the publication.
-      published: published figures by method and epsilon.
+      published: published figures by method and budget.
     """
 
     variant: Variant

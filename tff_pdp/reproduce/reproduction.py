@@ -56,7 +56,11 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
 
 
 def build_reproduction(options: Any) -> Reproduction:
-    """Builds a reproduction; absent options come from the setting and its scale. Raises errors as `reproduce` does."""
+    """Builds a reproduction; the setting and the scale give the values of absent options.
+
+    Raises:
+      ConfigError, DataError: as in `reproduce`.
+    """
     setting = settings.read_setting(options.setting)
     scale_name = options.scale or setting.default_scale
     scale = setting.scales[scale_name]

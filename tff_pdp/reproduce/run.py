@@ -59,8 +59,9 @@ class JobRunner:
         """Trains and tests one job.
 
         Raises:
-          ConfigError, DataError, EngineError: preparation, building or training failed; a budget that allows no run is
-            no error but an outcome.
+          ConfigError, DataError, EngineError: preparation, building or training failed. A budget that allows no run
+            raises no error: the outcome then has the reason.
+          FloatingPointError: the test metric is not finite.
         """
         config = self._reproduction.config(job)
         _prepare_once(config)

@@ -29,7 +29,7 @@ class SweptMethod:
       title: title for readers.
       algorithm: name of a method in the configuration.
       settings: settings that replace the method's.
-      overrides: values that replace the configuration's, by dotted key; they replace values of scale and variant too.
+      overrides: values that replace those of the configuration, the scale and the variant, by dotted key.
       warm_start_rounds: number of rounds that the method makes beyond those of the configuration.
     """
 
@@ -104,7 +104,7 @@ class Variant(Settings):
     Attributes:
       name: `default`, or the name in the variant's files.
       title: title for readers.
-      is_paper: whether the variant is run with `--paper`, and not without.
+      is_paper: whether the variant is run only with `--paper`; other variants are run only without `--paper`.
       is_optional: whether the variant is run only when it is asked for by name.
       overrides: values that replace the configuration's, by dotted key.
       algorithm_settings: settings that replace those of the configuration's methods, by name of the method.
@@ -238,7 +238,7 @@ class Band(Settings):
 
 
 def limit_text(value: float, metric: Metric, *, is_difference: bool, digits: int = 3) -> str:
-    """Writes a value of a metric, or a difference of two values, to so many significant digits.
+    """Writes a value of a metric, or a difference of two values, with `digits` significant digits.
 
     >>> limit_text(0.855, ACCURACY, is_difference=False), limit_text(-0.01, ACCURACY, is_difference=True)
     ('85.5 %', '-1 points')
@@ -259,7 +259,8 @@ class Setting(Settings):
       seed_splits: whether a seed also decides the split into training and test data, besides noise and batches.
       scales: scales by name.
       default_scale: name of the scale that is run if the user names none.
-      variants: the variants; among those with `is_paper`, and among the others, the first is the default.
+      variants: the variants. If the user names none, all variants that are not optional are run: with `--paper` those
+        with `is_paper`, otherwise the others.
       paper: name of the publication in texts; empty for an experiment of our own.
       clients: kind of the clients: `silos` or `users`.
       methods: names in `METHODS` for which the configuration has settings.
@@ -269,8 +270,8 @@ class Setting(Settings):
         decides drawn budgets.
       bands: expectations of this project on means and differences of means.
       explanation: paragraphs at the top of the report.
-      traffic_baseline: name of the method with whose traffic that of others is compared; None leaves out traffic. For
-        silos only.
+      traffic_baseline: name of the method whose traffic other methods' traffic is compared with; None leaves out
+        traffic. For silos only.
       deviations: differences from the publication, by name: `every`, for all variants, and names that variants list.
     """
 

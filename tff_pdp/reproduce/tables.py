@@ -1,4 +1,7 @@
-"""Writes Markdown tables, and that of a reproduction's traffic: bytes that all clients of a real run would exchange."""
+"""Writes Markdown tables, such as the table of a reproduction's traffic.
+
+Traffic is the number of bytes that all clients of a real run would send and receive.
+"""
 
 from collections.abc import Sequence
 

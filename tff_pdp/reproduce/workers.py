@@ -1,6 +1,6 @@
 """Runs jobs side by side in worker processes; if a process dies, only its own job fails.
 
-Ctrl-C and SIGTERM raise no exception at an arbitrary moment: this module waits for both as it waits for workers.
+Ctrl-C and SIGTERM raise no exception at an arbitrary moment: this module waits for workers and signals together.
 """
 
 import contextlib

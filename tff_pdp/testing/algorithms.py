@@ -29,7 +29,7 @@ _DRAWS = 60
 
 
 def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
-    """Checks declarations, noise and reproducibility, and that clients one by one and in stacks have equal results.
+    """Checks declarations, noise, reproducibility, and equal results of clients computed one by one and in stacks.
 
     Args:
       build: builder of the algorithm, a function in a module that can be imported, as in `algorithms.NAME.kind`.
@@ -160,7 +160,7 @@ def client_params(
     selection_epsilon: float = 0.5,
     **hparams: Any,
 ) -> list[Any]:
-    """Returns all clients' parameters of a round; a value is one number for all, or a tuple of one per client."""
+    """Returns all clients' parameters of a round; a value is a number for all, or a tuple with a number per client."""
     key = RunKey.from_test_seed(5)
     estimator = build_dp_sgd(MODEL)
     columns = client_params_columns(
@@ -202,7 +202,10 @@ def run(
     data: Any = None,
     **params: Any,
 ) -> tuple[Any, Any]:
-    """Runs `rounds` rounds or, from states `start`, the rounds (first, last); returns server and client states."""
+    """Runs the rounds 1 to `rounds`, and returns the server's state and the clients' states.
+
+    If `start` has states (server, clients) to continue from, `rounds` is the pair (first round, last round).
+    """
     server, clients = start or (process.initialize(), None)
     first = 1
     if clients is None:

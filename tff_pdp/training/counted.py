@@ -24,7 +24,7 @@ from tff_pdp.training.record.releases import release_of
 
 
 def enter_run(config: ExperimentConfig, method: Method, folder: Path, charges: Charges, upper: Ledger | None) -> None:
-    """Enters a run into the registry before its first noise; raises the entry's spending if rounds are drawn anew.
+    """Enters a run into the registry before its first noise; increases the entry's spending if rounds are drawn anew.
 
     `upper` is a ledger of the most that the run can have spent at its end; None without privacy.
 
@@ -101,7 +101,7 @@ def enter_finished(config: ExperimentConfig, method: Method, folder: Path, charg
 
 
 def settle(config: ExperimentConfig, folder: Path) -> None:
-    """Enters what the run in a folder has spent into the registry, once the run has ended or before its removal.
+    """Enters the spending of the run in a folder into the registry, when the run has ended or is to be removed.
 
     Raises:
       DataError: the run's record cannot be read, or the registry is damaged.

@@ -226,9 +226,10 @@ def pooled_figures(
 ) -> dict[str, float]:
     """Returns the ranking metric over all clients' examples together, under its name. Needs an engine.
 
-    An example is `pooled_average_precision`; the result is empty for models without a ranking. Unlike a mean over
-    clients, the metric also compares scores of different clients' models. The value is exact, not private, and NaN if
-    no client has a positive example. `data` are held-out examples; `train_data` are for users that adapt before.
+    An example of a name is `pooled_average_precision`; the result is empty for models without a ranking metric. Unlike
+    a mean over clients, the metric also compares scores of different clients' models. The value is exact, hence not
+    private, and NaN if no client has a positive example. `data` are held-out examples; `train_data` are training
+    examples, for users that adapt before predictions.
     """
     ranking = method.model.ranking
     if ranking is None:
@@ -241,7 +242,7 @@ def pooled_figures(
 def client_scores(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields float32 scores and int64 labels, `[examples]`, of each non-empty client; args as in `pooled_figures`."""
+    """Yields each non-empty client's float32 scores and int64 labels, `[examples]`; args as in `pooled_figures`."""
     for places, states in ready_states(method, state, train_data):
         own_data = data if isinstance(data, ClientValues) else data.select(places)
         for weights, examples in zip(method.process.personalise(state.server_state, states), own_data, strict=True):

@@ -35,7 +35,7 @@ Trained = tuple[Method, Checkpoint]
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
-    """Returns the privacy claim that holds for a run's models and all silos or users, and its reason in one line.
+    """Returns the claim that holds for a run's models and all silos or users, and the claim's reason in one line.
 
     `shown_id` maps a silo's id to the id that the reason names; None if the reason must not name a silo.
     """

@@ -108,7 +108,7 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 
 
 def warning_of(method: Method, state: Checkpoint) -> str:
-    """Returns the method's warning about a training, from the state after a round; empty where there is none."""
+    """Returns the method's warning about a training, from the state after a round; empty without a warning."""
     return method.algorithm.warning(state.server_state["algorithm"]) if method.algorithm.warning else ""
 
 

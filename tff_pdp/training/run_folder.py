@@ -78,8 +78,9 @@ def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
 def check_beside(folder: Path, *, is_replaced: bool) -> None:
     """Checks the files that a command continues from, before the command uses the files.
 
-    Files beside the newest checkpoint are checked unless the run `is_replaced`. The file of silos' releases before
-    training is checked in any case: without that file, silos would release their statistics a second time.
+    Files beside the newest checkpoint are checked unless the run is to be replaced (`is_replaced`). The file of silos'
+    releases before training is checked in any case: without that file, silos would release their statistics a second
+    time.
 
     Raises:
       ConfigError: the folder is a link.
@@ -170,7 +171,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def cut_metrics(folder: Path, round_number: int) -> None:
-    """Removes the rows of later rounds, and an incomplete last row.
+    """Removes the rows of rounds after `round_number`, and an incomplete last row.
 
     Raises:
       DataError: the file is missing or damaged.

@@ -193,7 +193,9 @@ def take_over(
 def in_newest_attempt(
     method: Method, saved: Checkpoint, writer: ChargesWriter, arithmetic: Mapping[str, Any]
 ) -> Checkpoint:
-    """Returns the state to continue from: in the newest attempt if its rounds repeat to the bit, else in a new attempt.
+    """Returns the state from which a run continues; begins a new attempt if rounds cannot be repeated to the bit.
+
+    The state is in the newest attempt on record, which may be the attempt that this call begins.
 
     Raises:
       DataError: the run has no record.

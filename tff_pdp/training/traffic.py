@@ -15,7 +15,9 @@ _BYTES_PER_VALUE = 4
 
 
 class TrafficCount:
-    """Counts a training's bytes, round by round; a simulation's own messages have one type for all clients.
+    """Counts a training's bytes, round by round.
+
+    The bytes are those of a deployment. A simulation sends messages of one type to all clients, whatever each needs.
 
     Args:
       method: the method that is trained.
@@ -28,8 +30,8 @@ class TrafficCount:
     def through(self, server_state: Mapping[str, Any], round_number: int) -> dict[str, int]:
         """Returns facts for a row of metrics: the bytes of one round, and of all rounds up to that round.
 
-        For silos, whose presence follows from public parameters, these are sums over the silos that take part. For
-        users these are the bytes of one user in one round, because a sum would reveal the size of a sample.
+        For silos, whose presence follows from public parameters, the bytes are sums over the silos that take part. For
+        users, the result has only the bytes of one user in one round, because a sum would reveal the size of a sample.
 
         Args:
           server_state: the algorithm's state at the server after the round.

@@ -29,7 +29,8 @@ class Recomputed(NamedTuple):
       releases: the releases on record.
       own: for each release, its epsilon by scope (a silo, or all users); empty for a release without a ledger.
       composed: epsilon of all releases together, by scope, at the scope's delta in `deltas`.
-      deltas: delta by scope: largest delta of the scope's budgets, plus the deltas of budgets that count in full.
+      deltas: delta by scope, as in `compose_parts`: the sum of the deltas of releases that cost their whole budgets,
+        plus the largest delta of the scope's other releases.
       why_no_bound: reason why no epsilon holds for all releases together; empty if one holds.
     """
 
@@ -40,7 +41,7 @@ class Recomputed(NamedTuple):
     why_no_bound: str
 
     def of(self, run_id: str | None, name: str) -> int | None:
-        """Returns the position of a run in `releases`, by id or (without id) by name, the newest; None if missing."""
+        """Returns the position of the newest release with a run id or, without an id, with a name; None if missing."""
         places = [
             place
             for place, release in enumerate(self.releases)

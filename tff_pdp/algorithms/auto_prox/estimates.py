@@ -76,7 +76,7 @@ class SiloParameters:
         return (1 - self.sampling_rate) * self.clip_norm**2 / (self.expected_batch_size * num_weights)
 
     def example_variance(self, num_weights: int) -> np.ndarray:
-        """Returns a weight's variance in the mean gradient over random draws of examples, if G = C^2: `[silos]`."""
+        """Returns the variance of a weight's mean gradient over random draws of examples, `[silos]`, if G = C^2."""
         return self.clip_norm**2 / (self.num_examples * num_weights)
 
 
@@ -98,7 +98,7 @@ def kappa(num_weights: int) -> float:
 
 
 def estimate_curvature_and_variance(state: State, parameters: SiloParameters, noise: np.ndarray) -> dict[str, Any]:
-    """Updates the estimates of h_mean and G: regresses pulls on offsets; centring per silo removes the force."""
+    """Updates the estimates of h_mean and G by regression of pulls on offsets; centring per silo removes the force."""
     window, rate, steps = state["window"], parameters.learning_rate, parameters.local_steps
     rounds, num_weights = int(window["rounds"]), window["pull"].shape[1]
     if rounds < 2:

@@ -13,30 +13,38 @@ pull of the data:
 
     pull_k = f_k - H u_k + noise,    Var(noise) = (z_k C / B_k)^2 for each step and weight, known exactly.
 
-The force f_k is the descent direction of silo k's data at the mean. F is the variance of forces between silos, per
-weight. The part of f_k that is due to the finite number of examples has variance xi_k = G / (n_k d), where G <= C^2 is
-the total variance of a clipped gradient. With curvature h and learning rate eta the offset settles at p (f_k + noise),
-p = 1 / (h + lambda): a small lambda lets in both force and noise. The expected loss, minus the loss at the mean, is
+The force f_k is the descent direction of silo k's data at the mean, and H is the curvature (Hessian) of the loss. F is
+the variance of forces between silos, per weight. The part of f_k that is due to the finite number of examples has
+variance xi_k = G / (n_k d), where d is the number of weights and G <= C^2 the total variance of a clipped gradient. In
+a direction of curvature h, the offset settles at p (f_k + noise) with p = 1 / (h + lambda), so a small lambda lets in
+both force and noise. The expected loss, minus the loss at the mean, is
 
     R(p) = h p^2 (F + xi_k) / 2 - p F + p c_k,    c_k = eta h_mean (z_k C / B_k)^2 / 4,
 
-minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise, lambda_k is as large as allowed. (As
-in the theory, lambda_k is corrected for silo k's noise in the mean, with F - c_k in place of tau^2.) Unknowns:
+with the learning rate eta. R is minimal at lambda_k = h (xi_k + c_k) / (F - c_k). If F does not exceed the noise c_k,
+lambda_k is as large as allowed: 0.3 / eta, divided by the number of local steps. (As in the theory, lambda_k is
+corrected for silo k's noise in the mean, with F - c_k in place of tau^2.)
 
-* h_mean, the mean curvature, comes from the regression of pulls on offsets, separately in each window of rounds.
-* h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume curvature kappa h_mean in
+The rounds are divided into about 20 windows. After each window but the last, a refresh updates the estimates of the
+unknowns and, in the second half of training, lambda. The unknowns are:
+
+* h_mean, the mean curvature, comes from the regression of pulls on offsets, separately in each window of the first half
+  of training.
+* h: noise moves all d weights alike, but data pulls only where the loss is curved. We assume h = kappa h_mean in
   1 / kappa of all directions and none in the rest; kappa = sqrt(d) / 2, between 1 (all curved) and d (one curved).
-* G comes from the scatter of pulls in excess of DP noise, shrunk towards C^2 / 3. G stays C^2 / 3 with full batches,
-  which cause no scatter, and nearly so under strong DP noise, whose effect on pulls is known only to a few percent.
-* F comes from products of pulls in neighbouring windows, with independent noises except for noise left in offsets.
+* G comes from the scatter of pulls in excess of DP noise, in the same windows, shrunk towards C^2 / 3. G stays C^2 / 3
+  with full batches, which cause no scatter, and nearly so under strong DP noise, whose effect on pulls is known only to
+  a few percent.
+* F comes from products of pulls in neighbouring windows, whose noises are independent, except for noise that is left
+  in offsets.
 
 The force at the mean is visible only while offsets are small, and silos with large offsets slow the mean's learning. So
-the first half of training stays near FedAvg; then lambda falls, at most by a factor of three at a time. If h is larger
-than assumed, a falling lambda shrinks the pulls, hence F, more than predicted. lambda then stops falling early: the
-error is on the safe side, towards FedAvg. One standard error is subtracted from F, since at small lambda the loss from
-noise has no bound.
+the first half of training stays near FedAvg; then lambda falls, at most by a factor of three in each refresh. If h is
+larger than assumed, a falling lambda shrinks the pulls, hence F, more than predicted. lambda then stops falling early:
+the error is on the safe side, towards FedAvg. One standard error is subtracted from F, since at small lambda the loss
+from noise has no bound.
 
-At the last refresh lambda may grow to 0.9 / eta if F does not exceed the noise; only one step's noise then remains.
+At the last refresh, a lambda_k that is as large as allowed may grow to 0.9 / eta; only one step's noise then remains.
 
 The constants were chosen once, by simulation on the School data and on digits. The estimates are right to about a
 factor of two, which is enough: the loss is flat around the best lambda. Set lambda by hand where training ends far from

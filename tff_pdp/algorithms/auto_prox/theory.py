@@ -1,9 +1,9 @@
 """Computes MR-MTL's best lambda in closed form, for private federated mean estimation.
 
 Each of K silos has n values with variance sigma^2 around the silo's own centre; the centres have variance tau^2 around
-a common centre. A silo estimates its centre by its mean plus DP noise, with local variance s. MR-MTL pulls this
-estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local training, infinity is FedAvg.
-Errors are expected squared distances to the silo's true centre.
+a common centre. A silo estimates its centre by the mean of its values plus DP noise; s is the local variance of this
+estimate. MR-MTL pulls this estimate towards the average of all silos with strength lambda (`prox_weight`): 0 is local
+training, infinity is FedAvg. Errors are expected squared distances to the silo's true centre.
 
 Source: Liu, Hu, Wu and Smith, "On privacy and personalization in cross-silo federated learning", NeurIPS 2022; section
 1.6 and appendix D of Liu's thesis, whose formula D.22 has n where it means n_k.
@@ -23,7 +23,7 @@ def optimal_prox_weights_of_silos(local_variances: ArrayLike, silo_variance: Arr
 
     Args:
       local_variances: s_k, `[..., silos]`, at least two silos.
-      silo_variance: tau^2, broadcast against `[...]`.
+      silo_variance: tau^2, broadcast against the axes `[...]` before the last.
 
     Returns:
       Float64 `[..., silos]`.

@@ -1,4 +1,4 @@
-"""Computations of the server on one row per silo where budgets differ: groups of silos, and projections.
+"""Computations of the server for silos with different budgets: groups of silos, and projections of updates.
 
 mixtures: mixtures of Gaussians in one dimension, fitted exactly enough to count groups
 groups: which silos are liberal, that is, have little noise

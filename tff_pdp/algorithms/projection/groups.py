@@ -1,7 +1,7 @@
 """Decides, once for a whole training, which silos are liberal: those whose uploads have little noise.
 
-Groups are functions of released updates and of public parameters. They cost no further budget, and the budgets that
-they follow from are not hidden: `docs/privacy.md` says who can read a budget.
+Groups are functions of released updates and of public parameters, so groups cost no further budget. The silos' budgets
+themselves are not hidden: `docs/privacy.md` says who can read a budget.
 """
 
 import collections
@@ -34,7 +34,8 @@ class Groups:
 
     Attributes:
       num_clients: number M of silos.
-      partition: `by_norm`, by a warm-start round; `known`, by silos' epsilons; `declared`, by a bit of each silo.
+      partition: `by_norm`, by the norms of the updates in a warm-start round; `known`, by silos' epsilons; `declared`,
+        by a bit that each silo uploads.
       liberal_share: fraction of the silos that is liberal where epsilons are known, rounded up to a whole number.
       liberal_epsilon: the least epsilon of a liberal silo; if given, it replaces `liberal_share`.
       paper_raw_norms: whether `by_norm` clusters norms, in two groups, instead of logarithms of norms.
@@ -93,8 +94,8 @@ class Groups:
         """Returns the liberal silos, float32 `[clients]` of 0 and 1, from the first round's aggregates.
 
         Source of `by_norm`: Liu and Xiong, "Personalized Differentially Private Federated Learning without Exposing
-        Privacy Budgets", CIKM 2023, cluster norms of updates. The logarithm and the criterion for the number of groups
-        are ours, since raw norms merge groups that differ by a factor.
+        Privacy Budgets", CIKM 2023, who cluster norms of updates. The logarithm and the criterion for the number of
+        groups are our additions, since clusters of raw norms merge groups whose norms differ by a factor.
         """
         if self.partition == "declared":
             return aggregates["liberal"]["rows"]["liberal"]
@@ -108,7 +109,7 @@ class Groups:
         return liberal_by_norm(aggregates["update"]["rows"], aggregates["update"]["present"], self.paper_raw_norms)
 
     def warning(self, state: Mapping[str, Any]) -> str:
-        """Returns a warning where fewer than three silos are liberal, after the first round; else nothing."""
+        """Returns a warning if fewer than three silos are liberal after the first round, else an empty text."""
         count = int(np.sum(state["is_liberal"]))
         if count >= min(ENOUGH_LIBERAL_SILOS, self.num_clients):
             return ""
@@ -123,9 +124,9 @@ class Groups:
 def liberal_by_norm(rows: Weights, present: tf.Tensor, paper_raw_norms: bool = False) -> tf.Tensor:
     """Finds the liberal silos by the norms of their updates: less noise, smaller norm.
 
-    Logarithms of norms are clustered by mixtures of one, two and three Gaussians of one variance; the Bayesian
-    information criterion chooses. Liberal are the silos of the component with the smallest mean: all silos, if one
-    component is best.
+    Mixtures of one, two and three Gaussians with a common variance are fitted to the logarithms of the norms. The
+    Bayesian information criterion chooses one mixture. The silos of its component with the smallest mean are liberal;
+    if a mixture with one component is best, all silos are liberal.
 
     Args:
       rows: updates by tensor, float32 `[clients, ...]`.

@@ -93,7 +93,7 @@ def exact_clusters(values: tf.Tensor, present: tf.Tensor, components: int) -> tf
       The cluster of each client, one-hot, float64 `[clients, components]`, in ascending order of the clusters' means.
 
     Raises:
-      ValueError: the number of clusters is none of these.
+      ValueError: the number of clusters is not 1, 2 or 3.
     """
     if components not in (1, 2, 3):
         raise ValueError(f"components must be 1, 2 or 3, not {components}")

@@ -41,7 +41,7 @@ def dims_of(size: int, projection_dims: int, num_clients: int) -> int:
 
 
 def no_subspaces(weights: Weights, projection_dims: int, num_clients: int) -> Subspaces:
-    """Returns subspaces of the right shapes that are all zeros, for weights whose tensors have these shapes."""
+    """Returns subspaces of zeros, in the shapes that `subspaces_of` gives for tensors shaped like `weights`."""
     sizes = {name: tf.convert_to_tensor(value).shape.num_elements() for name, value in weights.items()}
     return Subspaces(
         collections.OrderedDict(
@@ -52,10 +52,10 @@ def no_subspaces(weights: Weights, projection_dims: int, num_clients: int) -> Su
 
 
 def subspaces_of(rows: Weights, members: tf.Tensor, projection_dims: int, *, centred: bool) -> Subspaces:
-    """Finds the subspace of the largest singular values of some clients' rows, for each tensor.
+    """Finds, for each tensor, the subspace of the largest singular values of the members' rows.
 
-    The centre is the mean of the rows, or zero where `centred` is false or fewer than two clients are members: a single
-    row, less itself, would span nothing.
+    The centre is the mean of the members' rows. It is zero if `centred` is false, or if fewer than two clients are
+    members, since a single row minus its own mean would span nothing.
 
     Args:
       rows: by tensor, float32 `[clients, ...]`.
@@ -120,7 +120,7 @@ def flat_rows(rows: tf.Tensor) -> tf.Tensor:
 
 
 def joined(weights: Weights, *, leading: int = 0) -> Weights:
-    """Joins all tensors into one, named `joint`, after `leading` axes that all tensors share."""
+    """Joins all tensors into one, named `joint`; the first `leading` axes, which all tensors share, are kept."""
     return collections.OrderedDict(
         joint=tf.concat(
             [tf.reshape(value, [*value.shape[:leading], -1]) for value in map(tf.convert_to_tensor, weights.values())],

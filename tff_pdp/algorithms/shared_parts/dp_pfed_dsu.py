@@ -34,7 +34,8 @@ def masked_names(body: Weights, sparse_layers: int) -> list[str]:
 def magnitude_masks(body: Weights, names: Sequence[str], sparsity: float) -> Weights:
     """Returns masks by name: ones at each tensor's largest weights, zeros elsewhere.
 
-    Weights as large as the smallest kept weight are all kept. Tensors that are not in `names` have ones everywhere.
+    If several weights are as large as the smallest kept weight, all of these are kept. Tensors that are not in `names`
+    have ones everywhere.
 
     Args:
       body: weights by name, float32.

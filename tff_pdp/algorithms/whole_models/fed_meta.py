@@ -1,10 +1,11 @@
 """FedMeta (Chen et al., "Federated Meta-Learning with Fast Convergence and Efficient Communication", arXiv:1802.07876)
 and Reptile (Nichol et al., "On First-Order Meta-Learning Algorithms", arXiv:1803.02999).
 
-The shared weights theta are trained to be a good start: a client's model is what the client's own local steps make of
-them, theta_m. In first-order FedMeta (first-order MAML) a client releases the gradient at theta_m, on other examples
-than those of the steps; in Reptile it releases the movement from theta to theta_m. The server takes a step of SGD or
-Adam by the mean. MAML of second order would need the derivative of the steps, whose gradients are clipped and noised.
+The shared weights theta are trained to be a good start. From theta, a client's own local steps lead to theta_m, the
+client's model. In first-order FedMeta (first-order MAML) a client releases the negative gradient at theta_m, on other
+batches than those of the steps. In Reptile a client releases the movement from theta to theta_m. The server's optimizer
+takes a step by the mean of the releases. MAML of second order would need the derivative of the steps, whose gradients
+are clipped and noised.
 """
 
 from typing import Literal
@@ -25,8 +26,8 @@ def build_fed_meta(
     server_learning_rate: Positive = 0.03,
     server_momentum: Momentum = 0.9,
 ) -> Algorithm:
-    """Builds FedMeta or Reptile. Server state: the shared weights, optimizer. Client state: its weights, adapted in its
-    last round. Released: the update, averaged.
+    """Builds FedMeta or Reptile. Server state: the shared weights, optimizer. Client state: the weights that it adapted
+    in its last round. Released: the update, averaged.
 
     Args:
       order: `first`: the update is the negative gradient at the adapted weights, a mean over `query_steps` batches.

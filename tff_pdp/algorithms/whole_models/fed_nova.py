@@ -1,9 +1,9 @@
 """FedNova (Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 arXiv:2007.07481, NeurIPS 2020).
 
-FedAvg moves towards clients that take many local steps. Here each client releases its update divided by its number of
-steps tau; the server moves by the mean direction times the mean tau. Clients have the same weights in both means. This
-is the paper's method for local steps without momentum or pull.
+FedAvg moves towards clients that take many local steps. Here each client releases a direction: its update divided by
+its number of steps tau. The server moves by the mean direction times the mean tau. A client has the same weight in both
+means. This is the paper's method for local steps without momentum or pull.
 """
 
 import tensorflow as tf

@@ -1,8 +1,8 @@
 """FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", arXiv:1812.06127, MLSys 2020).
 
-FedAvg whose local steps have a pull of strength mu (`prox_weight`) to the shared weights of the round. The pull keeps
-clients with unlike data, or with many local steps, near each other. The pull is added after the clip and the noise, so
-the pull costs no privacy and shrinks the noise of early steps. mu = 0 is FedAvg.
+FedProx is FedAvg whose local steps have a pull of strength mu (`prox_weight`) to the shared weights of the round. The
+pull keeps clients with unlike data, or with many local steps, near each other. The pull is added after the clip and the
+noise, so the pull costs no privacy and shrinks the noise of early steps. mu = 0 is FedAvg.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult, map_weights

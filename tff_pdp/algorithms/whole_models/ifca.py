@@ -10,8 +10,8 @@ with `ifca_local` each client trains alone from its cluster's model; with `ifca_
 some rounds of FedAvg.
 
 With `ifca_mr_mtl` each client has weights of its own after the first rounds, trained with a pull to its cluster's mean.
-(Algorithm 2 always releases the difference to the cluster's mean. After the first rounds a client here releases the
-difference to its own weights, as in MR-MTL, so that the mean stays the mean of the members.)
+(In Algorithm 2 a client always releases the difference to the cluster's mean. Here, after the first rounds, a client
+releases the movement of its own weights, as in MR-MTL, so that the mean stays the mean of the members.)
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """Mocha in its primal form (Smith et al., "Federated Multi-Task Learning", NeurIPS 2017).
 
 Clients' weights are the rows of a matrix W, pulled to each other by `lambda / 2 * tr(W^T Omega W)`. Omega, the matrix
-of relations, is learned too: the inverse of `Sigma = (W W^T)^(1/2)`, scaled to a mean eigenvalue of one, so that lambda
-has about the same effect as in MR-MTL. All rows are private when they reach the server, so learning relations from them
-costs nothing.
+of relations, is learned, too. It is the inverse of `Sigma = (W W^T)^(1/2)`, scaled to a mean eigenvalue of one, so that
+lambda has about the same effect as in MR-MTL. All rows are private when they reach the server, so learning relations
+from them costs nothing.
 """
 
 import tensorflow as tf

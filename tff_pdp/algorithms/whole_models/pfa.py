@@ -1,12 +1,13 @@
 """PFA and PFA+ (Liu et al., "Projected Federated Averaging with Heterogeneous Differential Privacy", VLDB 2021).
 
-Groups by norms of updates are those of Liu and Xiong, "Personalized Differentially Private Federated Learning without
-Exposing Privacy Budgets", CIKM 2023.
+Liberal silos have large budgets and upload updates with little noise. All other silos are strict, and their updates are
+mostly noise. The server keeps only that part of the strict silos' mean update which lies in the subspace of the liberal
+updates. This helps where strict updates drown in noise and all silos have the same kind of data. With a few liberal
+silos and skewed labels, the model learns the liberal silos' labels only: `public_only`, which leaves strict silos out,
+is the control to compare with.
 
-Silos with large budgets (liberal) upload updates with little noise, all others (strict) updates that are mostly noise.
-The server keeps of the strict silos' mean only the part in the subspace of the liberal updates. This helps where strict
-updates drown in noise and all silos have the same kind of data. With a few liberal silos and skewed labels, the model
-learns the liberal silos' labels only: `public_only`, which leaves strict silos out, is the control to compare with.
+The partition by norms of updates is that of Liu and Xiong, "Personalized Differentially Private Federated Learning
+without Exposing Privacy Budgets", CIKM 2023.
 """
 
 from typing import Literal
@@ -48,26 +49,27 @@ def build_pfa(
     paper_raw_norms: bool = False,
 ) -> Algorithm:
     """Builds PFA or PFA+. Server state: the shared weights, the number of rounds, and the liberal silos; for PFA+ also
-    the subspaces of the last round. Client state: nothing. Released: the update as a row; for PFA+ also the strict
-    silos' coordinates; and the epsilon, or a bit, if silos are grouped by it.
+    the subspaces of the last round. Client state: nothing. Released, as rows: the update; for PFA+ also the strict
+    silos' coordinates; for `known` also the epsilon, for `declared` a bit.
 
     Args:
       num_clients: number M of silos, each with a `client_index` of its own.
-      num_weights: number d of the model's weights, the largest `projection_dims`; 0 for no check.
-      plus: PFA+: from the second round that moves the model, strict silos upload k coordinates in the last round's
-        subspace for each tensor, instead of an update.
+      num_weights: number d of the model's weights, which `projection_dims` must not exceed; 0 for no check.
+      plus: whether to build PFA+, in which strict silos, from the second round that moves the model, no longer upload
+        an update. Instead they upload, for each tensor, k coordinates in the last round's subspace.
       projection_dims: dimension k of the subspace of each tensor; lower where liberal updates span less.
       centre: whether the subspace goes through the mean of the liberal updates, as in the paper's released code, or
         through zero, as in the paper's Algorithm 3.
       joint: whether all weights have one subspace together, instead of one for each tensor.
-      partition: `by_norm`: the first of the rounds is a warm start, which is charged like any other; all silos upload,
-        the model does not move, and silos are grouped by the norms of their updates. `known`: by epsilons that
-        the server knows. `declared`: by a bit that each silo uploads.
-      liberal_share: fraction of silos that is liberal, with the largest epsilons; for `known`.
-      liberal_epsilon: least epsilon of a liberal silo; for `declared`, and for `known` in place of the share.
-      first_round: whether `everyone` uploads an update in the first round that moves the model, or `liberal_only`; the
-        latter not with `by_norm`, whose warm start needs everyone's update.
-      paper_raw_norms: group by raw norms in two groups, as the paper describes; often wrong with three budgets.
+      partition: rule that says which silos are liberal. `by_norm` looks at the norms of the updates in the first round,
+        a warm start: all silos upload, the model does not move, and the round is charged like any other. `known` looks
+        at epsilons that the server knows, `declared` at a bit that each silo uploads.
+      liberal_share: fraction of the silos that is liberal (the silos with the largest epsilons); only for `known`.
+      liberal_epsilon: least epsilon of a liberal silo; for `declared`, and for `known` in place of `liberal_share`.
+      first_round: silos that upload an update in the first round that moves the model: `everyone`, or `liberal_only`.
+        `liberal_only` is not allowed with `by_norm`, whose warm start needs everyone's update.
+      paper_raw_norms: make two groups by raw norms, as the paper describes; with three different budgets these groups
+        are often wrong.
 
     Raises:
       ConfigError: `projection_dims` is above d, or two settings do not suit each other.

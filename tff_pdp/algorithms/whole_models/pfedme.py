@@ -1,9 +1,10 @@
 """pFedMe (Dinh et al., "Personalized Federated Learning with Moreau Envelopes", arXiv:2006.08848, NeurIPS 2020).
 
-In each of R local steps a client takes K gradient steps of its own model theta, with a pull of strength lambda to its
-local copy w of the shared model, and moves w by `-eta lambda (w - theta)`: a gradient step on the Moreau envelope of
-its loss. In the paper the K steps share a batch. Here each of the R times K gradients of a round is a release of its
-own, with a batch of its own. As in the released code, each local step starts from the previous step's theta.
+In each of R local steps a client first takes K gradient steps of its own model theta, with a pull of strength lambda to
+w, its local copy of the shared model. Then it moves w by `-eta lambda (w - theta)`, which is a gradient step on the
+Moreau envelope of its loss. In the paper the K steps share a batch. Here each of the R times K gradients of a round is
+a release of its own, with a batch of its own. As in the released code, each local step starts from the previous step's
+theta.
 """
 
 import tensorflow as tf

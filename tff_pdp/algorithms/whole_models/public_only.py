@@ -1,7 +1,8 @@
-"""The mean of the liberal silos' updates alone, the control of PFA: strict silos' updates have no effect.
+"""Trains by the mean of the liberal silos' updates alone: the control to compare PFA with.
 
-Where PFA is not better than this method, the projection has only dropped the strict silos. The papers call liberal
-silos public, although their records are protected as all others are.
+Liberal silos have large budgets, hence little noise. The updates of all other silos, the strict ones, have no effect,
+unless no liberal silo takes part. Where PFA is not better than this method, PFA's projection has only dropped the
+strict silos. The papers call liberal silos public, although the records of liberal silos are protected like all others.
 """
 
 import numpy as np
@@ -24,18 +25,19 @@ def build_public_only(
     paper_raw_norms: bool = False,
 ) -> Algorithm:
     """Builds the mean of liberal updates. Server state: the shared weights, the number of rounds, and the liberal
-    silos. Client state: nothing. Released: the update as a row; and the epsilon, or a bit, if silos are grouped by it.
+    silos. Client state: nothing. Released, as rows: the update; for `known` also the epsilon, for `declared` a bit.
 
     Strict silos are charged in every round, as in PFA, although a real strict silo would not have to upload after the
     groups are known.
 
     Args:
       num_clients: number M of silos, each with a `client_index` of its own.
-      partition: `by_norm`: the first of the rounds is a warm start that groups silos by the norms of their updates.
-        `known`: by epsilons that the server knows. `declared`: by a bit that each silo uploads.
-      liberal_share: fraction of silos that is liberal, with the largest epsilons; for `known`.
-      liberal_epsilon: least epsilon of a liberal silo; for `declared`, and for `known` in place of the share.
-      paper_raw_norms: group by raw norms in two groups, as the paper describes; often wrong with three budgets.
+      partition: rule that says which silos are liberal. `by_norm` looks at the norms of the updates in the first round,
+        a warm start; `known` at epsilons that the server knows; `declared` at a bit that each silo uploads.
+      liberal_share: fraction of the silos that is liberal (the silos with the largest epsilons); only for `known`.
+      liberal_epsilon: least epsilon of a liberal silo; for `declared`, and for `known` in place of `liberal_share`.
+      paper_raw_norms: make two groups by raw norms, as the paper describes; with three different budgets these groups
+        are often wrong.
 
     Raises:
       ConfigError: two settings do not suit each other.

@@ -5,9 +5,9 @@ Clients with unlike data drift to their own optima in local steps. Each client k
 its last round, and the server keeps the mean c of all controls. A local step moves by `-eta (g - c_m + c)`, that is, as
 far as the mean client would. After tau steps from w_t to w_m the new control is `c_m - c + (w_t - w_m) / (tau eta)`.
 
-The paper's server adds the mean change of controls, times the share of clients in the round, to c. Here c becomes the
-mean of the new controls. Both are equal while all clients take part. Once a client has left, the paper's c would hold
-the client's last gradient for ever, and would pull the others away from their own optimum.
+The paper's server adds to c the mean change of controls, times the share of clients that take part in the round. Here c
+becomes the mean of the new controls. Both are equal while all clients take part. Once a client has left, the paper's c
+would hold the client's last gradient for ever, and would pull the others away from their own optimum.
 
 The correction is added after the clip and the noise. A control is a mean of noised gradients, so corrections have
 noise, too. The corrections of all clients have mean zero: with equal rates and steps, no noise of corrections enters

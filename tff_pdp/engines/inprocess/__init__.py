@@ -6,7 +6,7 @@ program: a computation as levels of statements, and its fingerprint
 stacked: graphs for one client, called for a stack of clients
 steps: the TensorFlow functions of one level
 clients: division of clients into calls and threads
-aggregations: sums over clients: zero, accumulate, merge, report
+aggregations: sums over clients, by the steps zero, accumulate, merge and report
 execution: runs a program
 engine: the engine, as a TFF context
 """

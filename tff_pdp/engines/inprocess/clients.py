@@ -28,7 +28,7 @@ NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: one at a time on a GPU; on a CPU one per core, at most `NUM_LANES` at once."""
+    """Runs functions on one device: on a GPU one at a time, on a CPU as many at once as cores, at most `NUM_LANES`."""
 
     def __init__(self, device: str):
         self._device = device
@@ -70,7 +70,8 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
       clients_per_call: largest number of clients that are computed at a time.
 
     Returns:
-      One list of calls per lane. A call is an array of client indices, int64 `[clients]`. Without clients, no lanes.
+      One list of calls for each lane, or an empty list without clients. A call is an array of client indices, int64
+      `[clients]`.
 
     Raises:
       CannotStack: the mode stacks clients, and a value contains a data set.

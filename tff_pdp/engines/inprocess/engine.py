@@ -115,7 +115,7 @@ class InProcessEngine(_tff.SyncContext):
                 return program.run(shared, own, "loop", self._clients_per_call)
 
     def compute_alike(self, computation: Any, other: Any) -> None:
-        """Uses the mode that `auto` chose for `other`, if there is such a choice, for `computation` as well.
+        """Makes `computation` use the mode that `auto` chose for `other`; does nothing if `auto` has not chosen yet.
 
         The same client work then has the same bits in both computations.
         """

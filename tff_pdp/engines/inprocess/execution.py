@@ -113,7 +113,8 @@ class LoadedProgram:
         """Times both modes on some of the clients, and discards the results.
 
         Returns:
-          Seconds by mode. If stacks cannot run this computation, there is only `loop`, untimed: 0 seconds.
+          Seconds by mode. If the computation cannot run on stacks, nothing is timed, and the only entry is `loop` with
+          0 seconds.
 
         Raises:
           tf.errors.OpError: the computation fails in both modes.

@@ -108,7 +108,7 @@ def _all_nodes(graph_def: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def tracing(step: Any) -> Iterator[None]:
-    """Ties functions registered inside the `with` block to the traced graph `step`: all are deleted together."""
+    """Ties functions registered in the `with` block to the traced graph `step`, so that all are deleted together."""
     token = _step.set(step)
     try:
         yield

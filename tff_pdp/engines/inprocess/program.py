@@ -1,10 +1,11 @@
 """Lowers a computation to levels, each with the server's statements, every client's statements, and aggregations.
 
-TFF brings a computation into call-dominant form: a list of named calls. The server's statements of level 0 depend on no
-client; the clients' statements of a level may depend on the server's; the server can use the aggregates of level n at
-level n + 1. Each level is traced into one TensorFlow function for the server and one for the clients.
+TFF brings a computation into call-dominant form, a list of named calls, which are the statements. The server's
+statements of level 0 depend on no client. The clients' statements of a level may depend on the server's statements of
+this level and earlier levels. The server can use the aggregates of level n from level n + 1 on. For each level, one
+TensorFlow function is traced for the server, and one for the clients.
 
-`fingerprint` gives a computation the same name in all processes, though TensorFlow's names of functions differ.
+`fingerprint` gives a computation the same digest in all processes, though TensorFlow's names of functions differ.
 """
 
 import dataclasses
@@ -61,7 +62,7 @@ class Statement:
 
     @property
     def varies(self) -> bool:
-        """True if every client has its own value; a value that all clients share is computed once, at the server."""
+        """Whether every client has its own value. A value that all clients share is computed once, at the server."""
         return self.uri in ON_CLIENTS and not self.value.type_signature.all_equal
 
 
@@ -76,7 +77,7 @@ class Level:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """One member of the computation's parameter: a federated value, or one without placement.
+    """One member of the computation's parameter: a federated value, or a value without placement.
 
     Attributes:
       path: indices that lead from the parameter to the member, the outermost first.
@@ -154,7 +155,7 @@ def _statement(name: str, value: Any) -> Statement:
 
 
 def references(block: Any) -> Iterator[str]:
-    """Yields all names in an expression's references; names bound inside the expression are unique, so harmless."""
+    """Yields all names that an expression refers to, including names bound inside the expression, which are unique."""
     if isinstance(block, _tff.Reference):
         yield block.name
     else:

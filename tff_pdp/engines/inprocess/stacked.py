@@ -21,7 +21,7 @@ _STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One leaf of all clients of a stack: `[clients, ...]`, or one tensor that all clients share."""
+    """One leaf for all clients of a stack: `tensor` is `[clients, ...]` if `is_stacked`, else shared by all clients."""
 
     tensor: tf.Tensor
     is_stacked: bool

@@ -49,7 +49,7 @@ class Wiring:
         return [name for child in source.children() for name in self._names(child)]
 
     def environment(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the values by name, with arguments nested in the parameter, as expressions refer to them."""
+        """Returns the values under the names in expressions; arguments are also nested in one value, the parameter."""
         environment = dict(values)
         if self.program.parameter is not None:
             environment[self.program.parameter] = self._parameter(self.program.parameter_type, (), values)
@@ -69,10 +69,10 @@ class Wiring:
 class Step:
     """A traced function over flat leaves.
 
-    The server's function takes values, sums and the number of clients, int32, in this order; it returns values, and the
-    sums that clients start from. The function of one client, or of a stack of clients, takes the number of clients, the
-    server's values, the clients' own values and the sums so far, in this order; it returns the clients' new values and
-    the new sums.
+    The server's function takes the server's values, the previous level's sums and the number of clients, int32, in this
+    order. The function returns new values, and the sums that clients start from. The function of one client, or of a
+    stack of clients, takes the number of clients, the server's values, the clients' own values and the sums so far, in
+    this order. The function returns the clients' new values and the new sums.
 
     Attributes:
       inputs: names of the server's values that the function takes, in order.

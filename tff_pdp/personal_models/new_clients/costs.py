@@ -1,4 +1,4 @@
-"""Plans the mechanism with which a budget lets new silos be fitted, and puts its cost on record before the fit.
+"""Plans the DP mechanism that fits new silos within a budget, and puts the cost on record before the fit.
 
 `tff_pdp.training.record.all_runs` reads the entries, and composes the costs of all fits and runs on the same records.
 """
@@ -84,7 +84,7 @@ def plan_gradients(
 
 
 def plan_selection(config: PlanSettings, budget: SiloBudget, num_examples: Mapping[str, int]) -> tuple[float, Ledger]:
-    """Plans one private selection in each silo; returns its epsilon (at most the budget's) and a charged ledger.
+    """Plans one private selection in each silo; returns its epsilon, at most the budget's, and the charged ledger.
 
     Guarantee: as in `privacy.mechanisms.selection`, for one selection with this epsilon.
 
@@ -110,9 +110,10 @@ def put_on_record(config: ExperimentConfig, new: NewClients, ledger: Ledger | No
     Call this before the fit: its cost is then on record even if the fit is stopped before anything is published.
     `ledger` is the fit's ledger; None if the fit adds no noise.
 
-    Guarantee: all fits of a silo and all runs on its records, in all folders, are jointly (epsilon, delta)-DP for each
-      record, with the returned cost, as far as the fits and runs are on record.
-    Assumes: a client id means the same silo in all of the folder; as in `tff_pdp.training.record.all_runs.compose`.
+    Guarantee: together, all recorded fits of a silo and all recorded runs on the silo's records, in all folders, are
+      (epsilon, delta)-DP for each record; the returned cost is this epsilon and delta.
+    Assumes: a client id means the same silo everywhere in the folder; the assumptions of
+      `tff_pdp.training.record.all_runs.compose`.
 
     Returns:
       Cost of all that is on record about each client's records, this fit included, by client id.

@@ -24,7 +24,7 @@ class NewClients:
       held_out: examples for the metrics of each client; a client may have none.
       left_out: ids of clients that cannot be fitted, since they have no training examples.
       row_influence: number of rows that one person can change, if examples are rows made from a contact graph.
-      dataset: client dataset that has the examples; None if they are from a file.
+      dataset: client dataset that contains the examples; None if the examples are from a file.
     """
 
     client_ids: Sequence[str]
@@ -46,7 +46,7 @@ class NewClients:
 
 
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
-    """Reads new clients' examples; they must be raw, that is without the scaling of inputs, as in training.
+    """Reads new clients' examples, which must be raw like the data of training: features are not scaled yet.
 
     Args:
       path: `.npz` file of one client, with `x` `[n, *input_shape]` and `y` `[n]`; or folder of a client dataset, whose

@@ -148,7 +148,7 @@ class NewRows:
     """The rows of new clients, and the cost of the fit.
 
     Attributes:
-      values: arrays `[clients, ...]` by name; arrays that are not among them are those of the global model's row.
+      values: arrays `[clients, ...]` by name; all other arrays of a new row are those of the global model's row.
       chosen: int32 `[clients]`, the existing row that each client has chosen; None if the rows are new.
       epsilons: epsilon that this fit spent, by client id; empty if it spent none.
       noise_multipliers: noise multiplier of the gradients, by client id; empty if there are no gradients or no noise.
@@ -163,7 +163,7 @@ class NewRows:
     recorded: Mapping[str, Composed]
 
     def each(self, models: PersonalModels, client_ids: Sequence[str]) -> dict[str, Any]:
-        """Returns each client's row, by the given client ids: all its arrays, or the number of an existing row."""
+        """Returns each client's row by client id: all arrays of a new row, or the number of an existing row."""
         if self.chosen is not None:
             return dict(zip(client_ids, map(int, self.chosen), strict=True))
         start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
@@ -234,7 +234,7 @@ def fit_new_rows(
 def measure(
     models: PersonalModels, held_out: Sequence[ClientExamples], rows: NewRows
 ) -> tuple[list[Metrics], list[Metrics]]:
-    """Returns two lists with each client's mean metrics on held-out examples: the global model's, and its own model's.
+    """Returns clients' mean metrics on held-out examples: a list for the global model, and one for clients' own models.
 
     The metrics are exact, not private. For a client without held-out examples, they are None.
     """

@@ -32,10 +32,11 @@ _VALUES_AT_A_TIME = 2**26
 
 
 def fitted_names(models: PersonalModels) -> tuple[str, ...]:
-    """Returns the names of the arrays that a new client trains: those of the head that clients own or, if none, all.
+    """Returns the names of the arrays that a new client trains.
 
-    With a hypernetwork, a client trains its whole row. The scaling of inputs is never trained, because it would be a
-    statistic of the client's examples, which would cost a silo budget.
+    If clients own arrays of the head, a client trains these arrays; otherwise, all arrays that clients own. With a
+    hypernetwork, a client trains its whole row. The scaling of inputs is never trained: it would be a statistic of the
+    client's examples, and would cost a silo's budget.
 
     Raises:
       ConfigError: clients own no array that can be trained.
@@ -53,7 +54,8 @@ def fitted_names(models: PersonalModels) -> tuple[str, ...]:
 def model_of_rows(models: PersonalModels, names: Sequence[str]) -> Model:
     """Returns a model whose only weights are the named arrays; all other arrays are fixed, as in the global model.
 
-    `names` are stacked arrays: weights, or arrays that weights are made from. `init` returns the global model's.
+    `names` are names of stacked arrays: weights, or arrays that weights are made from. The result's `init` returns the
+    global model's values of these arrays.
     """
     start = {name: stack[GLOBAL_ROW] for name, stack in models.stacked.items()}
     own = {name: start[name] for name in names}
@@ -170,7 +172,8 @@ def stacks(
 ) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
     """Pads clients' examples to a few sizes, and yields stacks of as many equally padded clients as memory allows.
 
-    `values_of_client` gives, for a padded number of examples, how many other values a client needs in memory.
+    `values_of_client` is a function from a client's padded number of examples to the number of values that the client
+    needs in memory besides the examples.
 
     Yields:
       Positions of some clients, int64; and these clients' `x [clients, rows, *shape]`, `y [clients, rows]` and

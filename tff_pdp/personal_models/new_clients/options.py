@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class FitOptions:
-    """The options of a fit of new clients; an option that is None is as in training.
+    """The options of a fit of new clients; an option that is None has its default.
 
     Attributes:
       steps: number of gradient steps; default: 100.

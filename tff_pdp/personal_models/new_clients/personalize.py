@@ -1,4 +1,4 @@
-"""Adds clients after training: fits each one's personal part to its own examples, and writes a version with them.
+"""Adds clients after training: fits each client's personal part to its own examples, and writes a new version.
 
 Shared weights and the rows of other clients do not change. A new row may reveal as much about its client's examples as
 the row of a trained client may. A user's row may reveal anything, because only that user gets it; a silo's row reveals
@@ -41,7 +41,7 @@ class AddedClient:
       served_as: the client's id in requests.
       num_examples: number of examples that the client was fitted with.
       before: mean metrics of the global model on held-out examples, exact and not private; None without such examples.
-      after: mean metrics of the client's own model on the same examples, exact and not private; or None.
+      after: mean metrics of the client's own model on the same examples, exact and not private; None as for `before`.
       epsilon: epsilon that this fit spent; None if the client's examples are not protected.
       delta: delta of this fit; None if the client's examples are not protected.
       noise_multiplier: noise multiplier of the gradients; None if there are no gradients or no noise.
@@ -79,7 +79,7 @@ def personalize(
 ) -> Personalized:
     """Adds clients to the experiment's export: publishes a new version, made from the newest one.
 
-    A silo's fit is on record before anything is computed from the silo's examples, so its cost stays if it is stopped.
+    A silo's fit is on record before anything is computed from the silo's examples: even a stopped fit keeps its cost.
     Random draws come from a key of the operating system's entropy, even if `training.test_only_seed` is set.
 
     Guarantee: other clients' rows and the shared weights do not change by a bit, so others can learn about a new client

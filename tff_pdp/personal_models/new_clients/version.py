@@ -39,7 +39,7 @@ class ExportedModels:
 
     Attributes:
       version: folder of the version.
-      held: folder of all versions, locked so that no other process publishes a version before the next one.
+      held: folder of all versions, locked so that no other process publishes a version in the meantime.
       models: models of all clients.
       answers: answers for the global model (id "") and for some clients, by id; the next version must give them, too.
       algorithm: algorithm that trained the models.

@@ -5,8 +5,9 @@ into epsilon at a given delta: Renyi differential privacy (RDP), privacy loss di
 without sampling, the exact formula. Each is an upper bound, so the smallest may be claimed.
 
 Epsilon can also be bounded through a third data set, in which the rows that differ between two neighbours are zeroed.
-If both neighbours are (e, d)-indistinguishable from the third, outcomes of probability p for one neighbour have at most
-exp(e) (exp(e) p + d) + d for the other neighbour: the two are (2 e, (1 + exp(e)) d)-indistinguishable.
+Let both neighbours be (e, d)-indistinguishable from the third data set. An outcome that has probability p under one
+neighbour then has at most probability exp(e) p + d under the third data set, and at most exp(e) (exp(e) p + d) + d
+under the other neighbour. The two neighbours are therefore (2 e, (1 + exp(e)) d)-indistinguishable.
 """
 
 import dataclasses
@@ -98,7 +99,8 @@ def epsilon_bounds(
 ) -> EpsilonBounds:
     """Bounds the joint epsilon of all releases in `event`.
 
-    Guarantee: the mechanisms in `event` are jointly (best, delta)-DP, even if later ones depend on earlier outputs.
+    Guarantee: the mechanisms in `event` are jointly (epsilon, delta)-DP for the epsilon `best` of the result, even if
+    later mechanisms depend on earlier outputs.
     Assumes: each event describes its mechanism for the given adjacency, and every parameter was fixed in advance or
     from public data. Noise is ideal, or a `GridNoiseDpEvent` in `event` charges for the distance of the drawn noise
     from ideal noise. Noise multipliers below `events.NOISE_FLOOR` (1e-3) count as no noise: bounds are infinite.
@@ -204,7 +206,8 @@ def calibrate_noise_multiplier(
 ) -> float:
     """Finds the smallest noise multiplier (float32, relative error 2e-5) with which the planned steps fit the budget.
 
-    Guarantee: the best bound of all planned steps plus `fixed_events` is at most `epsilon`, checked at the result.
+    Guarantee: with the returned noise multiplier, the best bound of all planned steps plus `fixed_events` is at most
+    `epsilon`, as the function checks.
     Assumes: as in `poisson_gaussian_event`, under adding or removing one record; at most `steps` steps are run.
 
     Args:

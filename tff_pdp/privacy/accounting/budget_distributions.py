@@ -84,10 +84,10 @@ class Gauss(Distribution, tag_field="kind", tag="gauss"):
 
 
 class Pareto(Distribution, tag_field="kind", tag="pareto"):
-    """Draws epsilons from a Pareto distribution, in which few silos have large epsilons; by default that of the paper.
+    """Draws epsilons from a Pareto distribution, under which few silos have large epsilons; by default, the paper's.
 
-    The probability of an epsilon above x is `(minimum / x) ** shape`. The paper does not state the two numbers; the
-    defaults are those of its code.
+    The probability of an epsilon above x is `(minimum / x) ** shape`. The paper does not state minimum and shape; the
+    defaults are the numbers in the paper's released code.
 
     Attributes:
       minimum: the smallest epsilon.
@@ -119,15 +119,16 @@ class Component(Settings):
 class Mixture(Distribution):
     """A mixture of Gaussians.
 
-    With exact shares, the silos are ordered by a hash of seed and name, and the components are dealt out to the silos
-    in this order, in the numbers of `divide_by_shares`: of ten silos with shares 0.9 and 0.1, nine and one. Each silo
-    then draws within its component. A component may get no silo, if its share is less than one silo. A silo's epsilon
-    then depends on the set of silos' names, and may change when others join or leave.
+    With exact shares, `divide_by_shares` decides how many silos each component gets: with shares 0.9 and 0.1, the first
+    component gets nine of ten silos, and the second gets one. The silos are ordered by a hash of seed and name; the
+    first component gets the first silos, the second component the next silos, and so on. Each silo then draws its
+    epsilon from its component. A component whose share is less than one silo may get no silo. With exact shares, a
+    silo's epsilon depends on the names of all silos, and may change when other silos join or leave.
 
     Attributes:
       minimum: smallest epsilon; lower draws are set to `minimum`.
-      exact_shares: whether the components are dealt out to exact shares of the silos, by a hash of their names; if
-        false, every silo draws its component, so that the numbers of silos vary.
+      exact_shares: whether each component gets exactly its share of the silos, by a hash of the silos' names; if false,
+        every silo draws its component at random, so that the number of silos with a component varies.
     """
 
     minimum: Positive
@@ -197,25 +198,25 @@ class NamedMixture(Mixture):
 
 
 class MixGauss1(NamedMixture, tag_field="kind", tag="mix_gauss_1"):
-    """Draws nine epsilons in ten from N(0.1, 0.01), and one from N(10, 0.1); mean and standard deviation."""
+    """Draws nine in ten epsilons from N(0.1, 0.01), and one in ten from N(10, 0.1), as N(mean, stddev)."""
 
     gaussians = (Component(share=0.9, mean=0.1, stddev=0.01), Component(share=0.1, mean=10.0, stddev=0.1))
 
 
 class MixGauss2(NamedMixture, tag_field="kind", tag="mix_gauss_2"):
-    """Draws nine epsilons in ten from N(0.5, 0.01), and one from N(10, 0.1); mean and standard deviation."""
+    """Draws nine in ten epsilons from N(0.5, 0.01), and one in ten from N(10, 0.1), as N(mean, stddev)."""
 
     gaussians = (Component(share=0.9, mean=0.5, stddev=0.01), Component(share=0.1, mean=10.0, stddev=0.1))
 
 
 class MixGauss3(NamedMixture, tag_field="kind", tag="mix_gauss_3"):
-    """Draws nine epsilons in ten from N(1, 0.1), and one from N(10, 0.1); mean and standard deviation."""
+    """Draws nine in ten epsilons from N(1, 0.1), and one in ten from N(10, 0.1), as N(mean, stddev)."""
 
     gaussians = (Component(share=0.9, mean=1.0, stddev=0.1), Component(share=0.1, mean=10.0, stddev=0.1))
 
 
 class MixGauss4(NamedMixture, tag_field="kind", tag="mix_gauss_4"):
-    """Draws five epsilons in ten from N(0.1, 0.01), four from N(1, 0.1), and one from N(10, 1)."""
+    """Draws five in ten epsilons from N(0.1, 0.01), four from N(1, 0.1), one from N(10, 1), as N(mean, stddev)."""
 
     gaussians = (
         Component(share=0.5, mean=0.1, stddev=0.01),
@@ -228,7 +229,7 @@ Distributions = LogUniform | NormalMixture | MixGauss1 | MixGauss2 | MixGauss3 |
 
 
 def divide_by_shares(number: int, shares: Sequence[float]) -> list[int]:
-    """Divides `number` things by shares that sum to 1: whole numbers, rounded by the method of largest remainders.
+    """Divides `number` things by shares that sum to 1, rounding to whole numbers by the method of largest remainders.
 
     Where remainders are equal, the share that is listed first is rounded up. A small share may get nothing.
 

@@ -48,8 +48,9 @@ class SiloBudgets(Settings):
     """The section `privacy.budgets`: a budget for every silo.
 
     Attributes:
-      level: `own`, each silo's noise suits the silo's own budget; or `minimum`, each silo's noise suits the smallest
-        epsilon of all silos, at the silo's own delta, so that silos with larger budgets spend less than they may.
+      level: with `own`, each silo's noise is calibrated to the silo's own budget. With `minimum`, each silo's noise is
+        calibrated to the smallest epsilon of all silos, at the silo's own delta, so that silos with larger budgets
+        spend less than they may.
     """
 
     level: Literal["own", "minimum"] = "own"

@@ -64,7 +64,8 @@ def rounds_within_budget(
       BudgetError: no accountant supports the events under this adjacency.
 
     Source: Liu et al., "Projected federated averaging with heterogeneous differential privacy", VLDB 2021. The paper's
-    silos, too, stop when their budgets are spent, but by an asymptotic formula, which is no upper bound.
+    silos also stop when their budgets are spent, but the paper computes the spending by an asymptotic formula, which is
+    not an upper bound.
 
     >>> rounds_within_budget(SiloBudget(1.0, 1e-5), poisson_gaussian_event(1.0, 8.0, 1), [], rounds=100)
     4
@@ -99,7 +100,7 @@ _MOST_LISTED = 6
 def paper_noise_multiplier(
     epsilon: float, delta: float, sampling_rate: float, steps: int, other_events: Iterable[dp_accounting.DpEvent] = ()
 ) -> float:
-    """Finds the noise multiplier at which `paper_epsilon` equals `epsilon`: more noise than the budget needs.
+    """Finds the noise multiplier at which `paper_epsilon` equals `epsilon`, which is more noise than the budget needs.
 
     Args:
       epsilon: the budget; for an infinite budget, which needs no noise, 0 is returned.
@@ -158,9 +159,9 @@ def asymptotic_noise_multiplier(
 ) -> float:
     """Computes the noise multiplier `10 q sqrt(steps * -log10(delta)) / epsilon` of the PFA paper's released code.
 
-    Guarantee: none for `epsilon`, which is a label. The formula is the shape of a bound for many steps and small
-    epsilons, with a constant of the authors' choice; the true epsilon is between a tenth of the label and forty times
-    the label in the papers' settings.
+    Guarantee: none, because `epsilon` is only a label. The formula has the shape of a bound for many steps and small
+    epsilons, but its constant is the authors' choice. In the papers' settings, the true epsilon is between a tenth of
+    the label and forty times the label.
 
     Args:
       epsilon: the label; for an infinite label 0 is returned.
@@ -184,14 +185,16 @@ def true_budgets(
     releases: Mapping[str, Mapping[dp_accounting.DpEvent, int]],
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
 ) -> dict[str, SiloBudget]:
-    """Computes budgets for noise that has labels: each silo's true epsilon, rounded up to four digits.
+    """Computes every silo's budget where noise was chosen for labels: the true epsilon, rounded up to four digits.
 
     Guarantee: all releases of silo k are jointly (epsilon_k, delta_k)-DP with the epsilon and delta of silo k's result.
     Assumes: each event describes its mechanism for the adjacency; noise multipliers and counts are public.
 
     Args:
-      labels: by client id, the label as epsilon, and delta; with an infinite label, no noise is asked for.
-      releases: by client id, all planned releases of the silo, by event, and the charge for drawn noise.
+      labels: by client id, the label (in place of epsilon) and delta; an infinite label means that no noise is asked
+        for.
+      releases: by client id, how often each event of the silo is planned; the charge for drawn noise is one of the
+        events.
       adjacency: the neighbouring relation of all events.
 
     Raises:
@@ -214,7 +217,7 @@ def true_budgets(
 
 
 def label_warning(labels: Mapping[str, float], budgets: Mapping[str, SiloBudget]) -> str:
-    """Builds a warning that labels are no epsilons, with the true epsilons in `budgets`; empty without finite labels.
+    """Builds a warning that labels are not epsilons, with the true epsilons of `budgets`; empty without finite labels.
 
     >>> label_warning({"a": 10.0, "b": 10.0}, dict.fromkeys("ab", SiloBudget(2.8, 1e-5))).rpartition(": ")[2]
     '10 is truly 2.8 (2 silos)'

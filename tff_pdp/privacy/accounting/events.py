@@ -30,7 +30,7 @@ _TERMS, _SMALLEST_TERM = 64, -30
 
 
 class CustomDpEvent(dp_accounting.DpEvent):
-    """Base class of events that dp_accounting lacks; subclasses are `attr.s(frozen=True, slots=True)`."""
+    """Base class of events that dp_accounting lacks; subclasses are decorated by `attr.s(frozen=True, slots=True)`."""
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
         """Bounds the Renyi divergence of one application of the mechanism at each order."""
@@ -62,7 +62,7 @@ class ExponentialMechanismDpEvent(CustomDpEvent):
     """One epsilon-DP choice by the exponential mechanism, or by report-noisy-max with Gumbel noise.
 
     Epsilon depends on the adjacency: where scores are monotonic, noise that gives epsilon for adding or removing one
-    record gives 2 epsilon for replacing one.
+    record gives 2 epsilon for replacing one record.
 
     Do not record the choice as a Gaussian event with an equal concentrated-DP parameter: both have equal RDP bounds,
     but PLD and the exact Gaussian formula would then give too small an epsilon.
@@ -114,8 +114,9 @@ class ParameterChoiceDpEvent(CustomDpEvent):
 class GaussianPrivacyLoss(privacy_loss_mechanism.GaussianPrivacyLoss):
     """dp_accounting's privacy loss of a sampled Gaussian, extended to invert all losses of a grid at once.
 
-    Guarantee: results equal dp_accounting's to the bit. dp_accounting inverts losses one by one in Python, which is
-      most of a distribution's cost; only losses at the ends of the range, or beyond, are inverted in that way here.
+    Guarantee: results equal dp_accounting's to the bit. dp_accounting inverts losses one by one in Python, which takes
+      most of the time that a distribution needs. Here, only losses at or beyond the ends of the range are inverted one
+      by one.
     """
 
     _inverted: Mapping[float, float] = {}
@@ -290,7 +291,8 @@ class PldAccountant(pld.PLDAccountant):
 def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps: int) -> dp_accounting.DpEvent:
     """Builds the event of `steps` noisy sums, each over a fresh Poisson sample.
 
-    Guarantee: the epsilon bounds hold for DP-SGD inside a silo (one record) and user-level averaging (one user).
+    Guarantee: the epsilon bounds hold for one record under DP-SGD inside a silo, and for one user under user-level
+    averaging.
     Assumes: every record is drawn independently with probability `sampling_rate` in each step (shuffled or fixed-size
     batches are a different event), contributions are clipped jointly to norm C, the noise has standard deviation
     `noise_multiplier * C`, and the sum is divided by a constant rather than by the realised batch size.
@@ -313,7 +315,7 @@ def poisson_gaussian_event(sampling_rate: float, noise_multiplier: float, steps:
 def repeated(
     event: dp_accounting.DpEvent, noise_multiplier: float, steps: int, *, is_empty: bool
 ) -> dp_accounting.DpEvent:
-    """Builds the event of `steps` releases of `event`: no release if `is_empty`, not private if the noise is zero.
+    """Builds the event of `steps` releases: none if `is_empty`, releases without privacy if the noise is zero.
 
     Raises:
       ConfigError: noise multiplier or steps are out of range.

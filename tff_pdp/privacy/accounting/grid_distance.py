@@ -1,26 +1,31 @@
-"""Charges for the difference between noise that floating-point functions compute and ideal Gaussian noise.
+"""Charges for the difference between ideal Gaussian noise and the noise that floating-point functions compute.
 
-Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is K steps: a computed Gaussian x, rounded to whole steps.
-Computed and ideal pairs of Gaussians come from equal uniform numbers, at a distance of at most `e = rounding * |x|`. So
-K differs only if x is within e of the border of two steps. Let g be the width of a step; e and g are in standard
-deviations. A computed pair is in a cell of the grid only if the ideal pair is in the cell widened by e on all sides,
-and whenever the ideal pair is in the cell narrowed by e on all sides. Up to the change of the density over a cell
-(below 5 % for steps of 2**-9 and less), the logarithm of the ratio of both probabilities is at most
+Noise on a grid (`tff_pdp.privacy.mechanisms.grid_noise`) is a computed Gaussian, rounded to K whole steps of the grid.
+Gaussians are computed in pairs. A computed pair x and the ideal pair come from the same uniform numbers, and are at
+most `e = rounding * |x|` apart. So the rounded values differ only if a value is within e of the border between two
+steps. Let g be the width of a step; all lengths here are in standard deviations. If the computed pair is in a cell of
+the grid, the ideal pair is in the cell widened by e on all sides. If the ideal pair is in the cell narrowed by e on all
+sides, the computed pair is in the cell. Up to the change of the density over a cell (below 5 % for steps of 2**-9 and
+less), the logarithm of the ratio between the computed and the ideal probability of a cell is therefore at most
 
-    4.2 e / g  =  k r,    with  k = 4.2 * rounding * steps   and r the length of the ideal pair plus two steps,
+    4.2 e / g  =  k r,    with  k = 4.2 * rounding / g   and r the length of the ideal pair plus two steps,
 
-where r is at most 10.6. Longer pairs have probability exp(-56), computed or ideal. Their radius has too few digits:
-half of the last digit, 2**-129, moves a pair of length r by another 2**-129 exp(r^2 / 2) / r, which is negligible for
-most of these pairs. Nothing is claimed about pairs longer than 12, which have probability exp(-72).
+for r up to 10.6. Longer pairs have probability exp(-56), computed or ideal. The uniform number from which their length
+is computed has too few digits: half of its last digit, 2**-129, moves a pair of length r by another
+2**-129 exp(r^2 / 2) / r, which is negligible for most of these pairs. Nothing is claimed about pairs longer than 12,
+which have probability exp(-72).
 
 *Composition.* Earlier draws do not change the distribution of the next pair, so the log-ratios l of all n pairs of a
-run add up. Under the ideal distribution E exp(l) is 1, so that E l is at most 0 and, with exp(x) - 1 - x at most x^2
-exp(|x|) / 2, E exp(t l) is at most 1 + t^2 V / 2 for V = E (k r)^2 exp(10 t k), for both signs of t; E r^2 is below
-2.1. By Markov's inequality the sum exceeds a = (n (s + 1)^2 V / 2 + L) / s with a probability of at most exp(-L),
-computed or ideal, for every s (a Chernoff bound for martingales; the sum of the largest log-ratios would be n k r).
+run add up. For any s > 0 let V = E (k r)^2 exp(10.6 (s + 1) k), where E r^2 is below 2.1. Under the ideal distribution
+E exp(l) is 1, and exp(x) - 1 - x is at most x^2 exp(|x|) / 2. So E l is between -V / 2 and 0, and E exp(t l) is at most
+1 + (s + 1)^2 V / 2 for every t between -s and s + 1. By Markov's inequality, the sum of the log-ratios is above
+a = (n (s + 1)^2 V / 2 + L) / s with a probability of at most exp(-L), computed or ideal, and below -a with at most the
+same probability. This is a Chernoff bound for martingales. The sum of the largest log-ratios, n k r, would be a much
+larger bound. For longer pairs, the code adds (s + 1) exp(-56) to each of the n terms (s + 1)^2 V / 2.
 
-*Charge.* Let ratios be within exp(a) in both directions, except with probability b. If releases with ideal noise are
-(epsilon, delta)-DP, releases with computed noise are (epsilon + 2 a, exp(a) delta + (1 + exp(epsilon + a)) b)-DP.
+*Charge.* Let the ratio between computed and ideal probabilities be between exp(-a) and exp(a), except with probability
+b. If releases with ideal noise are (epsilon, delta)-DP, releases with computed noise are (epsilon + 2 a, exp(a) delta +
+(1 + exp(epsilon + a)) b)-DP.
 """
 
 import math
@@ -65,11 +70,11 @@ class GridNoiseDpEvent(CustomDpEvent):
 
 
 def grid_distance(values: int, log_mass: float) -> float:
-    """Bounds the log-ratio of computed to ideal probabilities, except for outcomes of probability `exp(-log_mass)`.
+    """Bounds the log-ratio of computed to ideal probabilities, except for outcomes of total mass `exp(-log_mass)`.
 
     Args:
       values: number of values that are drawn.
-      log_mass: minus the natural logarithm of the excepted outcomes' probability, positive.
+      log_mass: minus the natural logarithm of the excepted outcomes' total probability; positive.
 
     >>> grid_distance(10**6, 30.0) < 2e-4
     True

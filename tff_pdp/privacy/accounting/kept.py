@@ -100,7 +100,8 @@ def side_by_side(calls: Sequence[Callable[[], T]]) -> list[T]:
     The other processes write results to the disk cache, from which this process reads the results.
 
     Args:
-      calls: functions without arguments whose results depend on no state; other processes get only picklable ones.
+      calls: functions without arguments whose results depend on no state. Calls that cannot be pickled are made in this
+        process.
 
     Raises:
       Exception: as raised by the first call that fails.

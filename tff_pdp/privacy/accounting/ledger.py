@@ -215,9 +215,11 @@ def compose_parts(parts: Iterable[tuple[Ledger, str]]) -> tuple[EpsilonBounds, f
     Use this bound to compare methods: each ledger is within its own budget, but all ledgers together reveal more.
 
     If a noised number sets parameters of a scope's later releases, the ledger does not show the releases that other
-    numbers would have caused. The scope then costs its whole budget, a bound for every number.
+    numbers would have caused. The scope is then counted with its whole budget, which is a bound whatever number was
+    released.
 
-    Guarantee: all releases in all ledgers are jointly (best, delta)-DP for records that are in all given scopes.
+    Guarantee: all releases in the given scopes are jointly (epsilon, delta)-DP, with `best` of the returned bounds and
+    the returned delta, for records that are in all given scopes.
     Assumes: the ledgers list all releases about the records.
 
     Args:

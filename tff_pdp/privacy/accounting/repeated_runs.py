@@ -73,8 +73,8 @@ class NumberOfRuns:
     def draw(self, below: Callable[[int], int]) -> int:
         """Draws the number of runs: at least 1, or at least 0 under the Poisson distribution.
 
-        Guarantee: the number does not depend on any data. A number's probability is off by at most 2**-250 and, if it
-          is at least 2**-200, by at most a factor of exp(2**-44).
+        Guarantee: the number does not depend on any data. The probability of each number is off by at most 2**-250. A
+          probability of at least 2**-200 is also off by at most a factor of exp(2**-44).
         Assumes: `below` draws from a secret key that serves nothing else. Neither the number nor the duration of the
           search is revealed: once the number is known, the search costs as much as a fixed number of runs.
 
@@ -114,8 +114,8 @@ def search_event(run_event: dp_accounting.DpEvent, runs: NumberOfRuns | int) -> 
 
     Guarantee: with a random number of runs, the event covers the best run's releases (all that `run_event` covers), but
     no release of another run. With a fixed number, it covers the releases of every run, and any comparison of runs.
-    Assumes: every run, with any hyper-parameters, is covered by `run_event`, its score on private data included. If
-    the number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
+    Assumes: `run_event` covers every run, with any hyper-parameters, including the run's score on private data. If the
+    number of runs is random, hyper-parameters are drawn anew for each run, from a public distribution. Runs are
     compared only by results that `run_event` covers, such as a score on private data. The number of runs was drawn from
     `runs` and stays secret; if there is no run at all, a result chosen in advance is released. Anything that a run
     sends out before it is selected, such as updates to a server, needs another event.
@@ -161,8 +161,8 @@ def calibrate_repeated_runs(
 ) -> float:
     """Finds the smallest noise multiplier of DP-SGD for which a whole search stays within the budget.
 
-    Guarantee: the best bound of the search, of the pivot run and of `fixed_events` together is at most `epsilon`,
-    checked at the result.
+    Guarantee: with the returned noise multiplier, the best bound of the search, the pivot run and `fixed_events`
+    together is at most `epsilon`, as the function checks.
     Assumes: as in `search_event` and `poisson_gaussian_event`; every run takes `steps` steps or fewer.
 
     Args:
@@ -172,8 +172,8 @@ def calibrate_repeated_runs(
       steps: planned number of noisy sums of one run.
       runs: distribution of the number of runs.
       run_events: other releases of each run, such as its score on private data.
-      pivot_events: other releases of the pivot run, None without one. A pivot run is one more run with equal steps and
-        noise, released as a whole (for instance to a server, whose messages the search then uses).
+      pivot_events: other releases of the pivot run; None without a pivot run. A pivot run is one more run with equal
+        steps and noise, released as a whole (for instance to a server, whose messages the search then uses).
       fixed_events: releases outside of the search, once each.
 
     Raises:

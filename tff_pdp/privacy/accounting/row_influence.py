@@ -1,19 +1,20 @@
 """Bounds the privacy cost of noisy sums over batches of rows, for a person, or a pair of people, in several rows.
 
-Both events bound the Renyi divergence between noisy sums of two data sets of equal size, which differ in any way in at
-most S rows. Proof: batches are drawn by position, independently of the rows, so each set of positions has the same
-probability in both data sets. Given a set in which rho rows differ, the sums are Gaussians of standard deviation z C
-(noise multiplier z, clip norm C). Their means are at most 2 rho C apart, because a clipped gradient moves by at most 2
-C, so their divergence of order alpha is at most 2 alpha rho^2 / z^2. exp((alpha - 1) divergence) is an f-divergence,
-hence jointly convex: for mixtures over all sets it is at most its mean over rho. Here rho is binomial (Poisson batches)
-or hypergeometric (batches of fixed size), and the mean grows with the number of rows that differ.
+The two events of this module bound the Renyi divergence between noisy sums of two data sets of equal size, of which at
+most S rows differ, in any way. Proof: batches are drawn by position, independently of the rows, so each set of
+positions has the same probability in both data sets. Given a set in which rho rows differ, the sums are Gaussians of
+standard deviation z C (noise multiplier z, clip norm C). Their means are at most 2 rho C apart, because a clipped
+gradient moves by at most 2 C, so their divergence of order alpha is at most 2 alpha rho^2 / z^2. The number
+exp((alpha - 1) divergence) is an f-divergence, hence jointly convex. For mixtures over all sets of positions, this
+number is therefore at most the mean over rho of the numbers for single sets. Here rho is binomial (Poisson batches) or
+hypergeometric (batches of fixed size), and this mean grows with the number of rows that differ.
 
 Source: Daigavane et al., "Node-level differentially private graph neural networks", 2021; for replaced rows, Liu, "On
 Privacy and Personalization in Machine Learning", CMU-RI-TR-23-17, 2023, theorem 2.4.4.
 
-`zeroed_rows_pld` bounds the privacy loss between a data set and its copy with S rows zeroed. A Poisson batch with rate
-q contains rho of the S rows with probability Binomial(S, q)(rho); their clipped gradients move the sum by at most rho
-C, and zeroed rows do not move the sum. So the pair of distributions
+`zeroed_rows_pld` bounds the privacy loss between a data set and a copy of the data set in which S rows are zeroed. A
+Poisson batch with rate q contains rho of the S rows with probability Binomial(S, q)(rho); their clipped gradients move
+the sum by at most rho C, and zeroed rows do not move the sum. So the pair of distributions
 
     sum over rho of Binomial(S, q)(rho) Normal(rho, z^2)    and    Normal(0, z^2)
 
@@ -53,7 +54,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Bounds Renyi divergences as in the module's docstring, for a binomial rho: float64, shaped like `orders`."""
+        """Bounds divergences by the module's docstring for binomial rho; returns float64 shaped like `orders`."""
         rows = np.arange(self.num_changed_rows + 1)
         log_probabilities = stats.binom.logpmf(rows, self.num_changed_rows, self.sampling_rate)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
@@ -69,7 +70,7 @@ class PoissonRowsDpEvent(CustomDpEvent):
         return mixture.loss_range[1] - mixture.loss_range[0], mixture.mean_loss()
 
     def zeroed_pld(self, discretisation: float) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-        """Returns `zeroed_rows_pld`; None where too many rows differ to compute it in reasonable time."""
+        """Returns `zeroed_rows_pld`; None where so many rows differ that computing takes too long."""
         if self.num_changed_rows > _MOST_ROWS_IN_A_MIXTURE:
             return None
         return zeroed_rows_pld(self.noise_multiplier, self.sampling_rate, self.num_changed_rows, discretisation)
@@ -88,7 +89,7 @@ class FixedSizeRowsDpEvent(CustomDpEvent):
     num_changed_rows: int
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:
-        """Bounds Renyi divergences by the module's docstring, for hypergeometric rho: float64, shaped like `orders`."""
+        """Bounds divergences by the module's docstring for hypergeometric rho; returns float64 shaped like `orders`."""
         rows, log_probabilities = _hypergeometric(self.num_rows, self.num_changed_rows, self.batch_size)
         return _divergences(orders, rows, log_probabilities, self.noise_multiplier)
 
@@ -121,7 +122,7 @@ def poisson_rows_event(
 def fixed_size_rows_event(
     num_rows: int, batch_size: int, noise_multiplier: float, num_changed_rows: int, steps: int
 ) -> dp_accounting.DpEvent:
-    """Builds the event of `steps` noisy sums, each over a fresh batch of fixed size, of rows that are not independent.
+    """Builds the event of `steps` noisy sums over fresh batches of fixed size, whose rows are not independent.
 
     Guarantee: as in `poisson_rows_event`.
     Assumes: as in `poisson_rows_event`, but each batch is uniform among all sets of `batch_size` rows, independent of
@@ -154,7 +155,8 @@ def calibrate_rows_noise(
 ) -> float:
     """Finds the smallest noise multiplier (relative error 2e-5) with which an event of this module fits into a budget.
 
-    Guarantee: the best bound of the event and `fixed_events` is at most `epsilon`, checked at the result.
+    Guarantee: with the returned noise multiplier, the best bound of the event and `fixed_events` is at most `epsilon`,
+    as the function checks.
     Assumes: the event's assumptions hold.
 
     Args:
@@ -236,7 +238,9 @@ _BLOCK = 1 << 22
 def zeroed_rows_pld(
     noise_multiplier: float, sampling_rate: float, num_rows: int, discretisation: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution | None:
-    """Returns a distribution that dominates one step's privacy loss against zeroed rows; None if noise is too small.
+    """Returns a distribution that dominates one step's privacy loss between a data set and its copy with zeroed rows.
+
+    None if the noise is too small.
 
     Args:
       noise_multiplier: z, noise standard deviation / clip norm.

@@ -1,8 +1,8 @@
 """Computes ChaCha20 by TensorFlow on many blocks at once: a cryptographic generator inside graphs.
 
-Engines run TensorFlow's own operations alone, and none of these is a cryptographic generator. So the cipher is written
-with additions, shifts and exclusive ors of uint32, all of which have kernels on CPUs and GPUs and converters for
-`tf.vectorized_map`; additions of int32 would go through the host's memory on a GPU.
+Engines can run only TensorFlow's own operations, and none of these is a cryptographic generator. So the cipher is
+written with additions, shifts and exclusive ors of uint32. These have kernels on CPUs and GPUs, and converters for
+`tf.vectorized_map`. (On a GPU, additions of int32 would go through the host's memory.)
 
 Source: Bernstein, "ChaCha, a variant of Salsa20", 2008, also for the form with keys of 128 bits; RFC 8439.
 """

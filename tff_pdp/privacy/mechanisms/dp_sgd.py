@@ -47,19 +47,22 @@ class DpSgdDraws(NamedTuple):
 
 
 def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generator = "philox") -> GradientEstimator:
-    """Builds `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
+    """Builds the gradient estimator of DP-SGD with clip norm C and noise multiplier z.
 
-    Guarantee: each gradient is a function of one Poisson-subsampled Gaussian mechanism's result, with noise multiplier
-      z under add/remove of one example, over all weights jointly. Sum and noise are rounded to a public grid
-      (`grid_noise`; `accounting.grid_distance` charges for the distance from ideal noise). The clip norm is reduced by
-      as much as rounding may add: by a fraction of at most `sqrt(parameters) max(1, z) 2**-18` for the grid, and
-      `2 sum_error(most_examples)` for the sum (below a millionth for hundreds of examples).
+    A gradient is `scale * (sum over a Poisson batch of clip(grad_i, C) + N(0, (z C)^2 I)) / expected batch size`.
+
+    Guarantee: each gradient is a function of the result of one Poisson-subsampled Gaussian mechanism over all weights
+      jointly. The mechanism's noise multiplier is z under add/remove of one example. Sum and noise are rounded to a
+      public grid (module `grid_noise`), and `accounting.grid_distance` charges for the distance from ideal noise. The
+      clip norm is reduced by as much as rounding may add. For the grid this is a fraction of at most
+      `sqrt(parameters) max(1, z) 2**-18` of the clip norm, for the sum a fraction of `2 sum_error(most_examples)`
+      (below a millionth for hundreds of examples).
     Assumes: `expected_batch_size` is public (it is never computed from the data here); a client's seed is secret and
       new in each round; each step's gradient is computed once; the generator's bits are indistinguishable from random
       bits; as in `per_example`, no bit of a model's results for an example depends on other rows of a batch or on their
       number; batches have at most `most_examples` examples (`accounting.grid_distance` charges for more).
 
-    The estimator's mechanism is a `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
+    The estimator's `mechanism` has the fields of `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
     """
     num_parameters = model.num_parameters()

@@ -3,10 +3,11 @@
 The bits are those of SHAKE-256 (FIPS 202), keyed and in counter mode: a way to tell them from fair coin tosses would
 break a standard hash function. No intermediate result is rounded, so accountants charge nothing for rounding.
 
-Noised sums lie on a grid with steps of `stddev * 2**-GRID_BITS`. Noise of K = floor(G * 2**GRID_BITS) steps, with an
-ideal standard Gaussian G, turns a sum of whole steps into the sum plus `stddev * G`, rounded down to whole steps:
-post-processing of the ideal mechanism, which costs nothing more. Each record's part of a sum is rounded toward zero
-before the parts are added up, so no part gets larger; whole numbers are added up without rounding.
+Noised sums lie on a grid with steps of `stddev * 2**-GRID_BITS`. The noise is K = floor(G * 2**GRID_BITS) steps, with
+an ideal standard Gaussian G. A sum of whole steps plus this noise equals the sum plus `stddev * G`, rounded down to
+whole steps. The rounding is post-processing of the ideal mechanism, and costs nothing more. Each record's part of a sum
+is rounded toward zero before the parts are added up, so no part gets larger; whole numbers are added up without
+rounding.
 """
 
 import decimal
@@ -101,7 +102,8 @@ class ExactDraws:
     def permutation(self, size: int) -> np.ndarray:
         """Draws a uniform permutation, int64 `[size]`.
 
-        Positions are sorted by random words. Equal words would favour one order, so then all words are drawn again.
+        Positions are sorted by random words. If two words are equal, sorting would favour one order, so all words are
+        drawn again.
         """
         while True:
             words = self.words(size)
@@ -113,8 +115,8 @@ class ExactDraws:
     def heads(self, size: int, probability: float) -> np.ndarray:
         """Tosses `size` independent coins, and returns the positions of the heads, int64 `[heads]`, ascending.
 
-        If heads are rare, the numbers of tails between heads are drawn from a geometric distribution, instead of coins:
-        time and memory grow with the number of heads.
+        If heads are rare, coins are not tossed one by one: the numbers of tails between heads are drawn from a
+        geometric distribution. Time and memory then grow with the number of heads.
 
         Args:
           size: number of coins, below 2**62.
@@ -284,10 +286,11 @@ class ExactDraws:
 
 
 def whole_steps(parts: np.ndarray, stddev: float) -> np.ndarray:
-    """Rounds parts toward zero to whole steps, and adds them up over the first axis: Python's integers, dtype object.
+    """Rounds parts toward zero to whole steps, and adds up the steps over axis 0: Python's integers, dtype object.
 
-    Guarantee: a part's steps are at most `(1 - 2**-49)` times the part. The margin exceeds float64's rounding errors in
-      a part (some units in the last place) and in the standard deviation, so the sensitivity does not grow.
+    Guarantee: each rounded value is, in magnitude, at most `1 - 2**-49` times the value. The margin exceeds float64's
+      rounding errors in a part (some units in the last place) and in the standard deviation, so the sensitivity does
+      not grow.
     Assumes: the parts are finite, and each depends on its own record alone.
 
     Args:

@@ -1,4 +1,7 @@
-"""Scales features, `x' = (x + shift) * scale`, by constants that are public or released with noise."""
+"""Scales features, `x' = (x + shift) * scale`, by constants that are public or released with noise.
+
+Only `PaperPrivateStandardisation`, which is for comparisons, uses unprotected constants.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -51,7 +54,7 @@ class Scaler(Settings):
         return None
 
     def moments(self, input_shape: Sequence[int]) -> MomentSettings | None:
-        """Returns settings of the moments that silos release, None if none; arguments and errors as in `public`."""
+        """Returns settings for the release of moments, None for no release; arguments and errors as in `public`."""
         return None
 
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
@@ -158,9 +161,10 @@ class PaperPrivateStandardisation(Scaler, tag_field="kind", tag="paper_private_s
     def scaling(self, statistics: SiloStatistics, x_train: np.ndarray) -> FeatureScaling:
         """Returns the scaling to mean 0 and standard deviation 1 by the exact moments of a silo's training examples.
 
-        No guarantee: claim `none`. With one record more or less the mean moves, and so does every scaled row of the
-        silo: neighbouring data sets differ in all rows, but clipping and noise hide a difference in one row. Served
-        models also contain the constants, without noise. Use it only to compare with published figures.
+        There is no guarantee, and the claim is `none`. With one record more or less, the mean moves, and with the mean
+        every scaled row of the silo. Neighbouring data sets then differ in all rows, but clipping and noise hide a
+        difference in only one row. Served models also contain the constants, without noise. Use this scaling only to
+        compare with published figures.
 
         A feature that does not vary keeps its scale.
 

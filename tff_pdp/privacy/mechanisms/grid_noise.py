@@ -1,16 +1,16 @@
 """Adds Gaussian noise to sums on a public grid, so that floating point reveals no more than the ideal mechanism.
 
-All values that a sum releases are whole multiples of a step, a power of two that follows from public numbers alone. The
-sum is rounded to the grid, the noise is a Gaussian of the full standard deviation rounded to the same grid, and whole
-numbers below 2**53 are added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian is the sum
-plus the Gaussian, rounded: post-processing of the ideal Gaussian mechanism (Mironov, "On significance of the least
-significant bits for differential privacy", CCS 2012, on attacks without a grid).
+The grid consists of the multiples of a step, a power of two that follows from public numbers alone. The sum is rounded
+to the grid, and so is the noise, a Gaussian of the full standard deviation. Whole numbers of steps below 2**53 are
+added up in float64 without rounding. A sum of whole steps plus a rounded Gaussian equals the sum plus the Gaussian,
+rounded. So the result is post-processing of the ideal Gaussian mechanism. (For attacks on noise without a grid see
+Mironov, "On significance of the least significant bits for differential privacy", CCS 2012.)
 
-Two roundings have a cost. First, rounding may add up to `sqrt(size) * step` to the length of two sums' difference:
-where records cannot be rounded before they are added up, clip norms are reduced by this length (`clip_norm_on_grid`;
-Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries and how to fix it",
-CCS 2022). Second, the noise is made by floating-point functions, which move a few draws to a neighbouring step:
-`accounting.grid_distance` charges for the difference between the distributions.
+Two roundings have a cost. First, if two sums are rounded, their difference may become longer by up to
+`sqrt(size) * step`. Where records cannot be rounded before they are added up, clip norms are reduced by this length
+(`clip_norm_on_grid`; Casacuberta et al., "Widespread underestimation of sensitivity in differentially private libraries
+and how to fix it", CCS 2022). Second, the noise is computed by floating-point functions, which move a few draws to a
+neighbouring step; `accounting.grid_distance` charges for the difference between the distributions.
 """
 
 import math
@@ -46,10 +46,11 @@ def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
 
 
 def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: float) -> tf.Tensor:
-    """Reduces a clip norm, float64 scalar, so that rounded sums still differ by at most `clip_norm`.
+    """Reduces a clip norm so that rounded sums still differ by at most the given `clip_norm`: float64 scalar.
 
     Guarantee: let two sums differ in L2 norm by at most the result, apart from an error of `margin * clip_norm / 2` in
-      each sum. After `whole_steps`, which moves each value by at most half a step, they differ by at most `clip_norm`.
+      each sum. After `whole_steps`, which moves each value by at most half a step, the two sums differ by at most
+      `clip_norm`.
 
     Args:
       clip_norm: L2 bound on what one record may add.

@@ -32,7 +32,8 @@ class UserMechanism:
     """The public parameters of the noised sums of users' updates.
 
     Attributes:
-      clip_norm: L2 bound C on all that one user releases in a round; the first bound where the clip norm adapts.
+      clip_norm: L2 bound C on all that one user releases in a round; with an adaptive clip norm, the bound of the first
+        round.
       noise_multiplier: z, noise multiplier of one round's whole release or, for trees, of each node.
       sampling_rate: q, the probability that a user is in a round's cohort; for trees, the share of users in a cohort.
       expected_cohort: the constant that means are divided by.

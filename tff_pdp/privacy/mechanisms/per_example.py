@@ -1,20 +1,21 @@
-"""Sums clipped per-example gradients, and computes the norms without computing the gradients themselves.
+"""Sums clipped per-example gradients, with a single backward pass through the network.
 
 There is one forward pass, and one backward pass to the outputs of the model's layers (`tff_pdp.models.layers`). The
-outputs' cotangents and the layers' inputs give each example's norm, layer by layer in closed form, and then, with the
-clip factors, the sum: there is no second backward pass through the network (Bu et al., "Differentially Private
-Optimization on Large Model at Small Cost", arXiv:2210.00038, ICML 2023).
+outputs' cotangents and the layers' inputs give each example's norm, layer by layer in closed form. With the clip
+factors, the same cotangents and inputs give the sum, so no second backward pass through the network is needed (Bu et
+al., "Differentially Private Optimization on Large Model at Small Cost", arXiv:2210.00038, ICML 2023). For a model with
+weights outside of these layers, every example's gradient is computed, which is slower.
 
 A sum in float32 may move by far more than one example's clip norm when an example is added or removed, because every
 later rounding may change (Casacuberta et al., "Widespread Underestimation of Sensitivity in Differentially Private
 Libraries and How to Fix It", arXiv:2207.10635, CCS 2022). So norms, factors and sums are in float64, and norms and sums
-are made of the same float32 numbers (`tff_pdp.models.example_gradients`). Forward and backward pass are in float32:
-errors of their gradients do not matter, because exactly these gradients are clipped.
+are made of the same float32 numbers (`tff_pdp.models.example_gradients`). The forward and the backward pass are in
+float32. Errors of the resulting gradients do not matter, because exactly these gradients are clipped.
 
-Assumes: `predict` treats each example on its own, in the order of axis 0; no batch statistics. For each example, a
+Assumes: `predict` treats each example on its own, in the order of axis 0, without batch statistics. For each example, a
   layer's inputs, its output's cotangents and products of its matrices are float32 numbers whose bits do not depend on
-  other examples. Kernels fulfil this for whole blocks of rows, to which batches are padded, as far as
-  tests/privacy/mechanisms/test_row_independence.py finds on its machine; for other numbers of rows they do not.
+  other examples. As far as tests/privacy/mechanisms/test_row_independence.py finds on its machine, TensorFlow's kernels
+  fulfil this for whole blocks of rows, but not for other numbers of rows. So batches are padded to whole blocks.
 """
 
 import collections
@@ -55,14 +56,14 @@ def clipped_sum(
     With an infinite clip norm, no `pull` and all examples included, the result is the gradient of the losses' sum, up
     to rounding.
 
-    Guarantee: the result is `sum_i part_i + error`. `part_i` is a function of example i, the weights, the pull and the
-      clip norm alone, and zero where the example is not included; `|part_i| <= clip_norm` holds for real numbers, in L2
-      norm over all weights jointly, without any rounding. `|error| <= sum_error(n, positions) * clip_norm` for n
-      included examples and layers with at most `positions` positions. So adding or removing one example moves the sum
-      by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n counts the larger batch; or by at most
-      `clip_norm`, if `most_examples` is passed and at least n. An example that is not included, with any x and y, does
-      not move the sum; nor does an example whose gradient is not finite, unless the clip norm is infinite (the sum is
-      then not finite).
+    Guarantee: the result is `sum_i part_i + error`. Each `part_i` is a function of example i, the weights, the pull and
+      the clip norm alone, and is zero if the example is not included. In exact arithmetic, `|part_i| <= clip_norm`, in
+      L2 norm over all weights jointly. For n included examples, and layers with at most `positions` positions,
+      `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves the sum by at most
+      `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If `most_examples` is
+      passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included does not move the
+      sum, whatever its x and y are. An example whose gradient is not finite does not move the sum, either, unless the
+      clip norm is infinite; the sum is then not finite.
     Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
       values; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one position,
       and there are fewer than 1000 weights and layers each.

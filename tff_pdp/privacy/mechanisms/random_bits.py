@@ -1,9 +1,10 @@
 """Draws random bits for several clients at once, and makes Gaussians from them.
 
 A client's bits depend on the client's seed alone: they are equal on every engine, for one or several clients. There are
-two generators. `philox` is Philox 4x32-10 in counter mode, TensorFlow's own (Salmon et al., "Parallel Random Numbers:
-As Easy as 1, 2, 3", SC 2011); a seed gives its key and the upper half of its counter. It is not cryptographic.
-`chacha20` is cryptographic, at several times the cost (module `chacha20`); a seed gives its key.
+two generators. `philox` is TensorFlow's own generator, Philox 4x32-10 in counter mode (Salmon et al., "Parallel Random
+Numbers: As Easy as 1, 2, 3", SC 2011), and is not cryptographic. Its key is one half of a seed; the other half is the
+upper half of its counter. `chacha20` (module `chacha20`) is cryptographic, at several times the cost. Its key is the
+whole seed.
 """
 
 import decimal
@@ -99,24 +100,24 @@ def gaussians(bits: tf.Tensor, size: int) -> tf.Tensor:
     from a radius with 128 random bits and an angle with 64, which are used for no other pair. TensorFlow's own draws
     end at 5.68 standard deviations; these end at 13.4.
 
-    XLA compiles large draws, with series for logarithm, sine and cosine, into one loop: several times as fast as
-    TensorFlow's own functions, which XLA would call value by value. Small draws use TensorFlow's functions, one
-    operation each. Results of the two differ in the last digits.
+    For large draws, logarithm, sine and cosine are series, which XLA compiles into one loop. This is several times as
+    fast as TensorFlow's own functions, which XLA would call value by value. Small draws use TensorFlow's functions, one
+    operation each. The results of the two ways differ in the last digits.
 
-    Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these make. The pair
-      made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
+    Guarantee: let the bits be the first digits of ideal uniform numbers, and x the ideal pair that these numbers make.
+      The pair made here is within `grid_distance.ROUNDING * |x|` of x, if |x| is at most 10.6.
 
-      With u = 2**-53, the uniform number v of the radius has a relative error of 2 u at either end of (0, 1): the bits
-      are the digits of its distance from the nearer end, which computations use. The exponential variable -log(v) then
-      has errors of 2.9 u from v, 2.5 u from the logarithm and u from the digits of 1 - v that float64 cannot store; the
-      radius then has one of 4.2 u. The angle in its quarter, of at most pi / 4, is off by up to 2.4 u; sine and cosine
-      are off by 1.8 u together, products by u. In all that makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|, to which
-      the digits that are not drawn add less than 0.3 u |x| for these lengths. The last u is for a product with a
-      standard deviation.
+      Let u = 2**-53. The radius comes from a uniform number v. The drawn bits are the digits of v's distance from the
+      nearer end of (0, 1). Computations use this distance, so that v has a relative error of 2 u at either end. The
+      exponential variable -log(v) then has errors of 2.9 u from v, 2.5 u from the logarithm, and u from the digits of
+      1 - v that float64 cannot store. The radius, a square root, then has an error of 4.2 u. The angle in its quarter,
+      of at most pi / 4, is off by up to 2.4 u; sine and cosine are off by 1.8 u together, products by u. In all that
+      makes sqrt(4.2^2 + 2.4^2) + 2.8 < 7.7 times u |x|. The digits that are not drawn add less than 0.3 u |x| for these
+      lengths. The last u in `ROUNDING` is for a product with a standard deviation.
     Assumes: bits are uniform and independent; float64 is that of IEEE 754, with or without fused multiply-add; relative
       errors are at most 2.5 u for logarithms and, for angles up to pi / 4, 1.6 u for sines and 1.4 u for cosines, in
-      TensorFlow's functions and in the series: tests compare a hundred thousand values with exact ones, and each
-      process some hundreds (`check_pairs`).
+      TensorFlow's functions and in the series. Tests compare a hundred thousand values with exact values; each process
+      compares some hundreds (`check_pairs`).
 
     Raises:
       EngineError: as in `check_pairs`.
@@ -151,7 +152,8 @@ def check_pairs(compiled: bool) -> None:
     wrong, or far less exact than the ledger's charge assumes.
 
     Args:
-      compiled: whether to check the pairs that XLA compiles, or the pairs of TensorFlow's own functions.
+      compiled: whether to check the pairs that XLA's compiled loop makes, instead of the pairs that TensorFlow's own
+        functions make.
 
     Raises:
       EngineError: a pair is too far from its ideal pair.

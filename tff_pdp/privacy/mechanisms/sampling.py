@@ -1,4 +1,4 @@
-"""Draws batches; a plan (`tff_pdp.privacy.plans.plan`) couples each sampler with the event that is recorded for it."""
+"""Draws batches; a plan (`tff_pdp.privacy.plans.plan`) couples each sampler with the event that ledgers record."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ def poisson_batches(
       num_examples: int32 `[clients]`, number of examples of each client; the entries of `bits` beyond this number, on
         the last axis, are padding.
       sampling_rates: float32 `[clients]`, in `[0, 1]`.
-      num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
+      num_steps: int32 `[clients]`, number of steps of each client; steps beyond this number are empty.
 
     Returns:
       Batches with a leading axis of clients.
@@ -70,7 +70,7 @@ def paper_shuffled_batches(
       bits: uint32 `[clients, steps, examples]`, uniform.
       num_examples: int32 `[clients]`, number of examples of each client.
       batch_sizes: int32 `[clients]`, each at least 1 and at most the number of examples, if there are any.
-      num_steps: int32 `[clients]`, number of steps of each client; its later steps are empty.
+      num_steps: int32 `[clients]`, number of steps of each client; steps beyond this number are empty.
 
     Returns:
       Batches with a leading axis of clients.

@@ -26,17 +26,19 @@ Selector = Callable[[Weights, Any, tf.Tensor, tf.Tensor], tf.Tensor]
 def build_selector(model: Model, loss_bound: float, generator: Generator = "philox") -> Selector:
     """Builds a function `(candidates, data, epsilons, seeds) -> index of the candidate that each client selects`.
 
-    A candidate's score is the number of examples it gets wrong or, for a regression, the sum of all examples' losses,
-    each clipped to `[0, loss_bound]` and rounded down to whole steps of `loss_bound / LOSS_STEPS`. A score is a whole
-    number and is added up exactly, so that one example changes it by at most the sensitivity (1 or LOSS_STEPS),
-    whatever the order and size of other losses. For each candidate an exponential variable is drawn and multiplied by
-    `exp(epsilon * score / sensitivity)`; the smallest product selects its candidate: the exponential mechanism. An
-    added example makes no score smaller, so half the noise of the general mechanism gives the same guarantee: the
-    difference of two scores changes by the difference of two numbers in `[0, sensitivity]`.
+    A candidate's score is the number of examples that the candidate gets wrong. For a regression, the score is the sum
+    of all examples' losses, each clipped to `[0, loss_bound]` and rounded down to whole steps of
+    `loss_bound / LOSS_STEPS`. Scores are whole numbers and are added up exactly. So one example changes a score by at
+    most the sensitivity (1, or LOSS_STEPS for a regression), whatever the order and size of other losses.
+
+    For each candidate an exponential variable is drawn and multiplied by `exp(epsilon * score / sensitivity)`. The
+    candidate with the smallest product is selected; this is the exponential mechanism. An added example makes no score
+    smaller, so the difference of two scores changes by the difference of two numbers in `[0, sensitivity]`. Therefore
+    half the noise of the general mechanism gives the same guarantee.
 
     Guarantee: one selection is epsilon-DP for the addition or removal of one example, and more precisely the
-      bounded-range mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the arithmetic that
-      `first_of` bounds. A client with epsilon 0 gets `NOTHING` (-1), and its data are not used.
+      bounded-range mechanism that `accounting.events.ExponentialMechanismDpEvent` describes, up to the rounding errors
+      that `first_of` bounds. A client with epsilon 0 gets `NOTHING` (-1), and its data are not used.
     Assumes: the candidates are public, or released privately; seeds are secret and new in each round; the generator's
       bits are indistinguishable from random bits. No bit of a model's metrics for an example depends on other rows or
       their number.
@@ -91,19 +93,20 @@ def build_selector(model: Model, loss_bound: float, generator: Generator = "phil
 def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
     """Selects a candidate, int32 scalar, with a probability proportional to exp(-epsilon * score / sensitivity).
 
-    Guarantee: for up to 4,000 candidates, the log-ratio of each candidate's probability to the ideal one is at most
-      2**-44, except for draws of probability at most 2**-100.
+    Guarantee: for up to 4,000 candidates, the log-ratio of each candidate's probability to the ideal probability is at
+      most 2**-44 in magnitude, except for draws of probability at most 2**-100.
 
-      Let exponential variables of rate 1 be multiplied by one factor each: a product is the smallest with a probability
-      proportional to the inverse of its factor. Let computed products have relative errors of at most h. Then i is
-      selected whenever i's exact product, times (1 + h) / (1 - h), is the smallest, and only if i's exact product,
-      divided by this ratio, is the smallest: i's probability is within this ratio of the ideal one, a log-ratio of
-      little more than 2 h.
+      Let exponential variables of rate 1 be multiplied by one factor each. Each product then is the smallest with a
+      probability proportional to the inverse of its factor. Let computed products have relative errors of at most h.
+      Then candidate i is selected whenever i's exact product, times (1 + h) / (1 - h), is the smallest, and only if i's
+      exact product, divided by this ratio, is the smallest. So i's probability is within this ratio of the ideal
+      probability, and the log-ratio is at most little more than 2 h.
 
-      Here h is below 2**-45.2. With u = 2**-53, the exponent x is one product of exact numbers, so that exp(x) errs by
-      109 u where x is at most 100; with a larger x a candidate is selected with a probability of at most exp(-99), both
-      here and ideally. A uniform number of 160 drawn bits has an error of 21 u if it is at least 2**-112; the variable
-      made from it has an error of 51 u, if TensorFlow's exp, log and log1p err by at most 8 u.
+      Here h is below 2**-45.2. Let u = 2**-53, and let TensorFlow's exp, log and log1p err by at most 8 u. The exponent
+      x is one product of exact numbers, so that exp(x) errs by 109 u if x is at most 100. A candidate with a larger x
+      is selected with a probability of at most exp(-99), both here and ideally. A uniform number of 160 drawn bits has
+      an error of 21 u if the number is at least 2**-112; the exponential variable made from this number has an error of
+      51 u.
     Assumes: the words are secret and used for nothing else.
 
     Args:
@@ -122,8 +125,8 @@ def first_of(scores: tf.Tensor, sensitivity: int, epsilon: tf.Tensor, words: tf.
 def exponential_times(words: tf.Tensor) -> tf.Tensor:
     """Makes exponential variables of mean 1, float64 `[candidates]`, from uint32 `[6, candidates]`.
 
-    Each is minus the logarithm of a uniform number. A random bit decides if this number is below or above one half, and
-    another uniform number sets its distance from zero or from one: so no digits are lost near either end.
+    Each variable is minus the logarithm of a uniform number. A random bit decides if this number is below or above one
+    half, and another uniform number sets the distance from zero or from one. So no digits are lost near either end.
     """
     # As float64: lists of whole numbers have no kernel on GPUs.
     coin, *digits = tf.unstack(tf.cast(words, tf.float64))

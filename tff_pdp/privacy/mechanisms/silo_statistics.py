@@ -162,8 +162,8 @@ def release_silo_statistics(x: np.ndarray, settings: StatisticsSettings, draws: 
     Guarantee: `planned_events(settings)`, which are also the result's `events`, cover the result under
     ADD_OR_REMOVE_ONE adjacency for any records: values that are out of bounds or missing do not raise the sensitivity.
     If the number of examples is public, the guarantee is conditional on that number. The noise on the number of
-    examples is discrete Laplace noise, exactly; the noise on moments is Gaussian, and rounded together with the sum
-    (`exact_draws`).
+    examples has exactly the discrete Laplace distribution; the noise on moments is Gaussian, rounded together with the
+    sum (`exact_draws`).
     Assumes: the function is called once, and the result is stored; the draws' key is secret and has no other use.
 
     Args:
@@ -186,8 +186,8 @@ def moment_steps(x: np.ndarray, settings: MomentSettings) -> np.ndarray:
 
     Here u is a feature mapped from its bounds to [-1, 1].
 
-    Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm: per feature
-    u^2 + (u^2 - 1)^2 is at most 1 (reached at u = 0 and |u| = 1). A sum of (u, u^2) would have a bound of 2.
+    Guarantee: adding or removing one record changes the sum by at most `settings.sensitivity` in L2 norm. For each
+    feature, u^2 + (u^2 - 1)^2 is at most 1 (reached at u = 0 and |u| = 1). For a sum of (u, u^2) this bound would be 2.
     """
     steps = np.zeros((2, *settings.lower.shape), object)
     half_range = (settings.upper - settings.lower) / 2

@@ -51,10 +51,12 @@ class AdaptiveClip(Settings, tag_field="kind", tag="adaptive_clip"):
     count_stddev: Positive = 0.05
 
     def sum_noise_multiplier(self, mechanism: UserMechanism) -> float:
-        """Returns the sum's noise multiplier `(z^-2 - (2 s)^-2)^(-1/2)`: z is the mechanism's, s the count's stddev.
+        """Returns the sum's noise multiplier `(z^-2 - (2 s)^-2)^(-1/2)`.
+
+        Here z is the mechanism's noise multiplier, and s the standard deviation of the noise on the count.
 
         Raises:
-          BudgetError: the count's stddev is too small for the mechanism's noise multiplier, or above 1e5.
+          BudgetError: s is too small for z, or above 1e5.
         """
         total, count_stddev = mechanism.noise_multiplier, self.count_stddev * mechanism.expected_cohort
         if total == 0:

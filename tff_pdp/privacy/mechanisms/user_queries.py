@@ -1,8 +1,8 @@
 """Adds up users' updates at a server: tensorflow-privacy's queries, with noise drawn from a secret seed.
 
-The library's own Gaussian draws come from TensorFlow's global generator, and the seeds of its trees from the clock: a
-run could not be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
-query's state, made by a generator of `tff_pdp.privacy.mechanisms.random_bits`; its Gaussians have longer tails, too.
+In the library itself, Gaussian draws come from TensorFlow's global generator, and the seeds of trees from the clock.
+Runs then cannot be repeated, and a seed that is a time can be guessed. Here every draw is a function of a seed in the
+query's state. The draws come from `tff_pdp.privacy.mechanisms.random_bits`, whose Gaussians also have longer tails.
 
 A record is one flat tensor, float32 `[values]`: all that one user releases in a round. The state of a query holds every
 number that decides privacy, so one compiled computation serves any clip norm and noise.
@@ -86,7 +86,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
       `l2_norm_clip`; whole steps add up without rounding, whatever the order, and the noise is a Gaussian rounded to
       the grid.
     Assumes: the seed is secret and new in each run; the generator's bits are indistinguishable from random bits; for
-      the noise, as in `grid_noise`. A sum has fewer than 2**53 steps: some billions of users.
+      the noise, as in `grid_noise`. A sum has fewer than 2**53 steps, which is enough for some billions of users.
     """
 
     def __init__(self, l2_norm_clip: Any, stddev: Any, seed: Any, generator: Generator = "philox"):
@@ -105,7 +105,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         )
 
     def derive_sample_params(self, global_state: Any) -> SumParams:
-        """Returns the clip norm and the grid."""
+        """Returns the clip norm and the step of the grid."""
         return SumParams(global_state.l2_norm_clip, grid_step(global_state.l2_norm_clip, global_state.stddev))
 
     def initial_sample_state(self, template: Any = None) -> tf.Tensor:
@@ -126,7 +126,7 @@ class SeededGaussianSumQuery(tensorflow_privacy.GaussianSumQuery):
         return noised, global_state._replace(draws=global_state.draws + 1), event
 
     def noise(self, global_state: Any, place: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
-        """Draws noise in whole steps, float64, from stream `place` of the seed; zeros without a standard deviation."""
+        """Draws noise in whole steps, float64, from stream `place` of the seed; zeros if the noise is zero."""
         size = max(shape.num_elements() or 1, 1)
         draws = draw_gaussians(global_state.seed, size, place, self._generator)
         step = self.derive_sample_params(global_state).step
@@ -165,8 +165,9 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
     Source: Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
 
-    Guarantee: sum and count together are the result of one Gaussian mechanism with noise multiplier z, where `z^-2 =
-      noise_multiplier^-2 + (2 s)^-2`, and the count of norms below the clip norm has noise of standard deviation s.
+    Guarantee: let s be the standard deviation of the noise on the count of norms below the clip norm. Sum and count
+      together are the result of one Gaussian mechanism with noise multiplier z, where
+      `z^-2 = noise_multiplier^-2 + (2 s)^-2`.
     Assumes: as in `SeededGaussianSumQuery`.
     """
 
@@ -226,15 +227,16 @@ class TreeState(NamedTuple):
 class TreeSumQuery(SeededGaussianSumQuery):
     """Sums of clipped records, whose running sum has the noise of a binary tree's nodes: tree aggregation.
 
-    A complete subtree's sum is estimated twice: by its own node, and by its two halves. Both estimates are averaged,
-    with weights (`_OWN_WEIGHTS`) near the best weights, but of few bits, so that all combinations of nodes are exact.
+    A complete subtree's sum is estimated twice: by its own node, and by its two halves. The two estimates are averaged.
+    Their weights (`_OWN_WEIGHTS`) are near the best weights, but have few bits, so that all combinations of nodes are
+    exact.
 
     Source: Kairouz et al., "Practical and Private (Deep) Learning without Sampling or Shuffling", ICML 2021; Honaker,
     "Efficient Use of Differentially Private Binary Trees", 2015, whose weights are 2/3, 4/7, 8/15, ...
 
     Guarantee: the sums of one tree's rounds are a function of one single-epoch tree aggregation with noise multiplier
-      `stddev / l2_norm_clip`, when one record is replaced by zeros. Sums of nodes are whole steps, noise of nodes is
-      rounded to the same grid, and the release combines both without rounding.
+      `stddev / l2_norm_clip`, under replacement of one record by zeros. Sums of nodes are whole steps, noise of nodes
+      is rounded to the same grid, and the release combines both without rounding.
     Assumes: no user has more than one record in the rounds of a tree; otherwise as in `SeededGaussianSumQuery`.
     """
 
@@ -261,7 +263,7 @@ class TreeSumQuery(SeededGaussianSumQuery):
         )
 
     def get_noised_result(self, sample_state: tf.Tensor, global_state: TreeState) -> tuple[Any, Any, Any]:
-        """Returns the noised float32 sum, the next state and an empty event, as plans charge whole trees."""
+        """Returns the noised float32 sum, the next state and an unsupported event, as plans charge whole trees."""
         state, step = global_state, self.derive_sample_params(global_state).step
 
         def node(draws: tf.Tensor) -> tf.Tensor:

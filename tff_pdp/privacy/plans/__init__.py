@@ -1,4 +1,4 @@
-"""Plans couple unit, sampler, clip, noise and event.
+"""Defines privacy plans, each of which couples unit, sampler, clip, noise and event.
 
 search: a silo's repeated runs to choose hyper-parameters
 plan: `PlanSettings` and `PrivacyPlan`, with all that depends on the unit of protection

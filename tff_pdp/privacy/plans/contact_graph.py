@@ -57,7 +57,8 @@ class ContactGraph(PlanSettings):
     """Protects people of a contact graph, or all contacts of one pair, inside their silo.
 
     The data set determines which of the two is protected, and in how many rows a person is; neither can be configured.
-    Only gradients are released: other releases are calibrated for one row, and a person changes more than one row.
+    Only gradients may be released, because other releases are calibrated for one row, and a person changes more than
+    one row.
 
     Attributes:
       budgets: epsilon and delta of each silo, for one person, or one pair's contacts.
@@ -99,7 +100,7 @@ class ContactGraph(PlanSettings):
     def build(self, training: PlannedTraining) -> ContactGraphPlan:
         """Builds Poisson DP-SGD in each silo, calibrated to the silo's own budget for one person, or one pair.
 
-        The sampling rate of silo k is `min(1, batch_size / n_k)`.
+        The sampling rate of silo k is `min(1, batch_size / n_k)`, rounded up to a multiple of 2**-23.
 
         Args:
           training: the silos' releases, how often each is made, and the `row_influence` of the rows.

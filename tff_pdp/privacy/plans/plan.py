@@ -50,15 +50,16 @@ class PlanSettings(Settings):
     """The settings of a privacy plan.
 
     Attributes:
-      kind: the plan: `silo_example` protects each example of a silo, inside the silo; `contact_graph`, people or pairs
-        of a contact graph, inside their silo; `user`, each client as a whole, from what the server releases; `none`,
-        nothing, for a comparison; `module:name` is a plan from another package.
-      batch_size: expected size of a Poisson batch; with users, the size of ordinary batches.
+      kind: the plan. `silo_example` protects each example of a silo, inside the silo. `contact_graph` protects people,
+        or pairs of people, of a contact graph, inside their silo. `user` protects each client as a whole, from what the
+        server releases. `none` protects nothing, for comparison. `module:name` is a plan from another package.
+      batch_size: expected size of a silo's Poisson batch; for users, the size of a batch, because users' batches are
+        not sampled.
       feature_scaling: source of the features' shifts and scales.
       generator: generator of random bits inside computations: `philox` is fast but not cryptographic, so claims are
         conditional on it; `chacha20` is cryptographic.
-      registry: absolute path of the registry folder, in which all runs on the same records are counted, wherever they
-        are stored. Default: `tff_pdp/registry` in `$XDG_STATE_HOME`, or in `~/.local/state`.
+      registry: absolute path of the registry folder, in which all runs on the same records are counted, wherever the
+        runs are stored. Default: `tff_pdp/registry` in `$XDG_STATE_HOME`, or in `~/.local/state`.
     """
 
     kind: Name
@@ -160,10 +161,12 @@ class PlannedTraining:
       num_parameters: number of weights of the model; the noise on silos' gradients covers all weights.
       num_released: number of values that a client releases in a round.
       num_noised: number of released values to which noise is added; None for all.
-      noise_on_own_support: whether clients add shares of the noise, each only to nonzero values of its own release.
+      noise_on_own_support: whether clients add shares of the noise themselves, each client only to nonzero values of
+        the client's own release.
       total_weight: sum of the weights of all clients, if weights are capped at 1; otherwise None.
       search: each silo's further runs, with equal noise, to choose hyper-parameters; None without a search.
-      row_influence: bound on rows that one person changes, for rows of a contact graph; None for independent examples.
+      row_influence: for rows of a contact graph, the protected unit and a bound on the number of rows that one unit
+        changes; None for independent examples.
     """
 
     num_examples: Mapping[str, int]
@@ -284,7 +287,8 @@ class PrivacyPlan(abc.ABC):
         """Returns clients' weights in a mean: float64 `[clients]`.
 
         Args:
-          amounts: what every client counts by: its number of examples, public or noised, or its budget's epsilon.
+          amounts: by client id, the number that the weight is computed from: the client's number of examples, public or
+            noised, or epsilon of the client's budget.
           client_ids: clients whose weights are returned.
           cap: number of examples from which on a user has weight 1.
           round_number: number of the round, from 1.
@@ -337,7 +341,7 @@ class PrivacyPlan(abc.ABC):
         return self.training_counts(scope)
 
     def all_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
-        """Counts every planned release about a scope, by event, and the charge for drawn noise."""
+        """Counts all of a scope's releases by event: planned releases, fixed events and the charge for drawn noise."""
         counts = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
         if scope in self.drawn_noise:
             counts[self.drawn_noise[scope]] = 1
@@ -354,7 +358,7 @@ class PrivacyPlan(abc.ABC):
         raise ConfigError("tuning.search is for privacy.kind silo_example")
 
     def planned_epsilon(self) -> float:
-        """Bounds epsilon of a whole planned training, the largest over scopes; infinite without privacy."""
+        """Bounds epsilon of a whole planned training by the largest bound of a scope; infinite without privacy."""
         ledger = self.build_ledger()
         if ledger is None:
             return math.inf

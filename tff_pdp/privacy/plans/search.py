@@ -36,7 +36,8 @@ class Search:
 
     Attributes:
       candidates: combinations of hyper-parameters that are tried; each has its values by name.
-      runs: number of runs: random and secret, or the number of candidates, each of which is then tried once.
+      runs: distribution of the number of runs, which is drawn in secret; or the number of candidates, if each candidate
+        is tried once.
       score_noise_multiplier: standard deviation of the noise on a score, divided by the sensitivity.
       sensitivity: largest change of a score that one validation example can make.
       has_pivot: whether there is a pivot run; a method that releases nothing during training needs none.

@@ -52,8 +52,8 @@ class SiloExamplePlan(PrivacyPlan):
       mechanisms: by client id, parameters of the silo's DP-SGD.
       num_examples: by client id, the number of training examples that mechanisms were planned for; see
         `num_examples_are_noised`.
-      gradients_per_round: by client id, number of gradient computations on local data in one round: local steps times
-        data passes.
+      gradients_per_round: by client id, number of gradient computations on local data in one round, which is the number
+        of local steps times the data passes of a step.
       last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
       selection_rounds: number of rounds, from the first, in which a client selects a cluster.
       selection_epsilons: by client id, epsilon of each cluster selection, a float32; empty without privacy, where
@@ -248,10 +248,11 @@ class SiloExample(SiloSettings):
       clip_norm: C, L2 bound on each example's gradient.
       noise_multiplier: z, equal for all silos; each silo leaves when its budget is spent. By default every silo stays
         to the last round, with the noise that the silo's budget needs.
-      noise_calibration: `tightest`, the least noise that a budget allows; `paper_rdp`, the larger noise that the
-        MR-MTL paper's released code chooses, to compare with published figures; or `paper_asymptotic`, the noise of the
-        PFA paper's released code. Epsilons of `budgets` are then labels and no guarantee: each silo's budget is the
-        true epsilon of its planned training, which may be smaller or much larger than the label.
+      noise_calibration: `tightest`, the least noise that a budget allows; `paper_rdp`, the larger noise that the MR-MTL
+        paper's released code chooses, to compare with published figures; or `paper_asymptotic`, the noise of the PFA
+        paper's released code. With `paper_asymptotic`, epsilons of `budgets` are only labels, and guarantee nothing:
+        each silo's budget is the true epsilon of its planned training, which may be smaller or much larger than the
+        label.
       selection_share: fraction of a silo's epsilon that each private selection of a cluster costs.
     """
 
@@ -275,7 +276,7 @@ class SiloExample(SiloSettings):
     def build(self, training: PlannedTraining) -> SiloExamplePlan:
         """Builds Poisson DP-SGD in each silo, calibrated to that silo's own budget.
 
-        The sampling rate of silo k is `min(1, batch_size / n_k)`.
+        The sampling rate of silo k is `min(1, batch_size / n_k)`, rounded up to a multiple of 2**-23.
 
         Raises:
           ConfigError: a budget is missing, a parameter does not suit the training, or examples are not independent.

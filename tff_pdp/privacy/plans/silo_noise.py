@@ -37,7 +37,8 @@ class PlannedSilo(NamedTuple):
 
     Attributes:
       client_id: name of the silo.
-      budget: the budget that noise is calibrated to: the silo's own or, with level `minimum`, a smaller one.
+      budget: the budget that noise is calibrated to: the silo's own budget or, with level `minimum`, one with the
+        smallest epsilon of all silos.
       sampling_rate: q, the probability that an example is in a batch.
       released_before: releases of the silo outside of rounds, and the event that charges for drawn noise.
     """
@@ -54,13 +55,14 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
     Args:
       settings: settings with batch size, clip norm, noise multiplier, budgets and generator.
       training: the silos' releases, and how often each is made.
-      noise_and_last_round: picklable function `(settings, training, silo) -> noise multiplier, last round`.
+      noise_and_last_round: picklable function `(settings, training, silo) -> (noise multiplier, last round)`.
 
     Returns:
       Fields of `SiloExamplePlan` by name.
 
     Raises:
-      ConfigError: a budget is missing, a delta is too large to protect examples, or a level is given beside noise.
+      ConfigError: a budget is missing, a delta is too large to protect examples, or `noise_multiplier` is given
+        together with level `minimum`.
       BudgetError: a budget cannot be met, or no budget pays for a round.
     """
     if settings.noise_multiplier is not None and settings.budgets.level != "own":
@@ -135,7 +137,7 @@ def silo_sampling_rate(batch_size: int, num_examples: int) -> float:
 
 
 def noise_and_last_round_of(settings: Any, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
-    """Returns the noise that a budget needs over all rounds, or given noise and the last round that it pays for."""
+    """Returns noise multiplier and last round: noise for all rounds, or given noise until the budget is spent."""
     steps, (client_id, budget, sampling_rate, released_before) = training.gradients_per_round[silo.client_id], silo
     selections = _selections(settings, training, budget)
     if settings.noise_multiplier is not None:
@@ -162,7 +164,7 @@ def _selections(
 
 
 def noise_of_search(settings: Any, training: PlannedTraining, silo: PlannedSilo) -> tuple[float, int]:
-    """Returns the noise that a budget needs over the pivot run and all other runs, and the last round."""
+    """Returns the noise multiplier with which the pivot run and all other runs fit the budget, and the last round."""
     search, selections = training.search, _selections(settings, training, silo.budget)
     assert search is not None
     try:

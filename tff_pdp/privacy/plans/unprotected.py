@@ -94,7 +94,7 @@ class Unprotected(SiloSettings):
 
 
 def with_epsilon(settings: PlanSettings, epsilon: float) -> PlanSettings:
-    """Returns a copy of settings with another epsilon for all clients; if infinite, the settings `without_privacy`.
+    """Copies settings with another epsilon for all clients; if `epsilon` is infinite, calls `without_privacy`.
 
     Raises:
       ConfigError: budgets differ between silos.

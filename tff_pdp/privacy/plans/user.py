@@ -219,7 +219,7 @@ class UserPlan(PrivacyPlan):
         return [(event if noise_multiplier else dp_accounting.NonPrivateDpEvent(), 1, UPDATES)]
 
     def build_query(self, seeds: Any) -> "tensorflow_privacy.DPQuery":
-        """Builds the query of the server's sums, with the state they start from; `seeds` are int64 `[2, 2]`, secret."""
+        """Builds the query of the server's sums, including the initial state; `seeds`, int64 `[2, 2]`, are secret."""
         from tff_pdp.privacy.mechanisms.user_queries import build_query
 
         mechanism = self.mechanism
@@ -230,7 +230,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_share(self) -> float:
-        """Standard deviation of a user's share of the noise; an expected cohort's shares add up to a sum's noise."""
+        """Standard deviation of a user's noise share; shares of a cohort of expected size add up to a sum's noise."""
         mechanism = self.mechanism
         if mechanism.noise_multiplier == 0:
             return 0.0
@@ -238,7 +238,7 @@ class UserPlan(PrivacyPlan):
 
     @property
     def noise_to_signal(self) -> float:
-        """Expected norm of the noise on a round's mean (trees: one node's) divided by the clip norm: z sqrt(d) / qN."""
+        """Expected norm of noise on a round's mean (with trees: of one node), in clip norms: z sqrt(d) / qN."""
         noise_multiplier = self.noise.sum_noise_multiplier(self.mechanism)
         return noise_multiplier * math.sqrt(self.num_noised) / self.mechanism.expected_cohort
 
@@ -345,7 +345,7 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
 
 
 def user_plan_without_noise(settings: Any, training: PlannedTraining) -> UserPlan:
-    """Builds the cohorts of a user-level plan, without clip and noise.
+    """Builds a user-level plan that has cohorts but no clip and no noise.
 
     Args:
       settings: settings that determine the cohorts and the kind of noise.

@@ -26,9 +26,9 @@ class Arrays(NamedTuple):
     label_dtype: np.dtype | None
 
     def to_bytes(self, made: SyntheticExamples) -> bytes:
-        """Returns synthetic examples as an NPZ file with the arrays and dtypes of this one; whole numbers are rounded.
+        """Returns an NPZ file of synthetic examples, with the same arrays and dtypes as the file that was read.
 
-        Equal examples give equal bytes.
+        Features are rounded if their dtype is an integer type. Equal examples give equal bytes.
         """
         x = np.rint(made.x) if np.issubdtype(self.x.dtype, np.integer) else made.x
         content = {"x": x.astype(self.x.dtype)}
@@ -44,8 +44,8 @@ def read_arrays(path: Path, generator: Generator) -> Arrays:
 
     Raises:
       DataError: the file cannot be read, an array is missing or has the wrong form, a feature is missing or out of
-        range, or a label is no class. The message names file, array and row (1 is the first), and no value, which is
-        private.
+        range, or a label is no class. The message names file, array and row (1 is the first), but no value, because
+        values are private.
     """
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -34,7 +34,7 @@ class Generator(Settings, tag_field="kind"):
     """Settings of a generator, all of them public. A generator is a subclass with `event` and `fit`.
 
     Attributes:
-      examples: number of synthetic examples; a number that does not follow from the number of records.
+      examples: number of synthetic examples, which must not be derived from the number of records.
       num_classes: number of classes that labels may have; 1 where there are no labels.
       low: lower bound of every feature.
       high: upper bound of every feature.
@@ -72,8 +72,8 @@ class Generator(Settings, tag_field="kind"):
 
         Raises:
           ConfigError: a shape or a setting does not fit; nothing was released.
-          DataError: a label is out of range, and nothing was released; or the release has too much noise to be used,
-            which is a function of the release alone.
+          DataError: a label is out of range; nothing was released. Or the release has too much noise to be used; this
+            error is a function of the release alone.
         """
         raise NotImplementedError
 
@@ -86,12 +86,13 @@ GENERATORS: Kinds[type[Generator]] = Kinds(
 def draw_labels(counts: np.ndarray, examples: int, draws: ExactDraws) -> np.ndarray:
     """Draws labels, int64 `[examples]`, in the proportions of `counts`, in random order.
 
-    Each label is drawn within one of its exact share of `examples`: places lie evenly, from a random start.
+    The number of draws of each label differs from its exact share of `examples` by less than one, because the draws are
+    evenly spaced, from a random start.
 
     Args:
       counts: not negative, with a positive sum, float64 `[classes]`.
       examples: number of labels.
-      draws: draws, which need not be secret: the counts were released before.
+      draws: random draws, which need not be secret, because the counts were released before.
     """
     ends = np.cumsum(counts / counts.sum())
     places = (np.arange(examples) + _uniform(1, draws)) / examples

@@ -1,8 +1,9 @@
 """Makes synthetic examples by one Gaussian for each class, with a pooled covariance, from one noised sum.
 
 A record is mapped to a vector phi of norm at most 1: its class, its features by class, and the products of its
-features. One Gaussian release of the sum of phi holds noised counts, means, and second moments; labels and features are
-drawn from these. The number of values of the release grows with the square of the number of features.
+features. The Gaussian mechanism releases the sum of phi over all records, once. The noised sum gives noised counts,
+means and second moments, from which labels and features are drawn. The number of released values grows with the square
+of the number of features.
 """
 
 import itertools
@@ -38,16 +39,16 @@ _LEAST_REST = 1e-3
 
 
 class DpGaussian(Generator, tag="dp_gaussian"):
-    """Draws each class from a Gaussian: own mean, and a covariance that all classes share.
+    """Draws each class from a Gaussian with a mean of its own and a covariance that all classes share.
 
     Attributes:
-      radius: R, public L2 bound to which an example's features (after pooling) are clipped; nothing: the largest norm
-        that features between `low` and `high` can have, so that nothing is clipped. Noise on products grows with the
-        square of R: a little below usual norms is best.
-      pool: side of the squares of an image that are averaged before the release; the result has each average in all
-        places of its square, so that its shape is that of the records.
+      radius: R, public L2 bound to which an example's features (after pooling) are clipped. Without a value, R is the
+        largest norm that features between `low` and `high` can have, so that nothing is clipped. Noise on products
+        grows with the square of R; an R a little below usual norms is best.
+      pool: side, in pixels, of the squares of an image over which features are averaged before the release. A synthetic
+        image has each average in all places of the square, so that its shape is that of the records.
       count_share: a, share of the sensitivity that class counts have.
-      mean_share: b, share of class means; products of features have the rest, c, with a^2 + b^2 + c^2 = 1.
+      mean_share: b, share that class means have; products of features have the rest, c, so that a^2 + b^2 + c^2 = 1.
     """
 
     radius: Annotated[float, Meta(ge=1e-30, le=1e30)] | None = None
@@ -145,13 +146,14 @@ def dp_gaussian(
 def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multiplier: float) -> np.ndarray:
     """Sums phi over records, in whole steps of `exact_draws`: Python's integers `[values]`.
 
-    With u the clipped features divided by R, and rounded toward zero, phi = (a e_y, b e_y (x) u, c svec(u u^T)); svec
-    has the squares, then products of different features once, times sqrt(2), row by row of the upper triangle.
+    Let u be the clipped features, divided by R and rounded toward zero, and e_y the one-hot vector of the class. Then
+    phi = (a e_y, b e_y (x) u, c svec(u u^T)), where (x) is the Kronecker product. svec lists the squares, and then each
+    product of two different features once, times sqrt(2), row by row of the upper triangle.
 
     Guarantee: adding or removing one record changes the sum by at most 1 in L2 norm. The squared norm of phi is at most
-      a^2 + b^2 |u|^2 + c^2 |u|^4, with |u| at most 1. Sums are exact; they are shortened before they are rounded to
-      steps, by all that the rounding of D values can add to a difference: sqrt(D) steps. Values that are out of range
-      or missing change nothing of that.
+      a^2 + b^2 |u|^2 + c^2 |u|^4, with |u| at most 1. Sums are exact. Before a sum of D values is rounded to steps, it
+      is scaled down so that a difference of norm 1 shrinks by at least sqrt(D) steps; rounding can add no more than
+      that to a difference. Values that are out of range or missing do not change this bound.
     Assumes: labels are in range.
 
     Args:
@@ -190,9 +192,9 @@ def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multi
 def unit_rows(x: np.ndarray, settings: DpGaussian) -> np.ndarray:
     """Clips, pools and scales examples to vectors of L2 norm at most 1: float64 `[n, features]`.
 
-    Guarantee: each row is a function of its own example alone, to the last bit, because every operation is of single
-      elements, and IEEE 754 rounds these in one way; its norm is at most 1 - 2**-41, rounding included, for up to 4,096
-      features. Missing values count as the middle of the range.
+    Guarantee: each row is a function of its own example alone, to the last bit, because every operation works on single
+      elements, and IEEE 754 rounds such operations in only one way. For up to 4,096 features, the norm of a row is at
+      most 1 - 2**-41, rounding included. Missing values count as the middle of the range.
     """
     rows = np.nan_to_num(x.astype(np.float64), nan=(settings.low + settings.high) / 2, posinf=np.inf, neginf=-np.inf)
     rows = np.clip(rows, settings.low, settings.high)

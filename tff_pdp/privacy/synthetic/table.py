@@ -1,4 +1,4 @@
-"""Reads tables whose columns are public as arrays for a generator, and turns synthetic arrays into tables again.
+"""Turns tables with public columns into arrays for a generator, and synthetic arrays into tables.
 
 A numeric column becomes one feature between -1/2 and 1/2. A categorical column of L categories becomes L - 1 features:
 the centred one-hot vector, in coordinates of the space that such vectors span.
@@ -103,7 +103,7 @@ class Categorical(Settings, tag_field="kind", tag="categorical"):
 
     @property
     def most(self) -> float:
-        """The largest squared norm of the features, which all categories have."""
+        """The squared norm of the features, which is the same for all categories."""
         return self.size / len(self.categories)
 
     def index(self, text: str) -> int:
@@ -119,9 +119,10 @@ class Categorical(Settings, tag_field="kind", tag="categorical"):
     def decode(self, features: np.ndarray, groups: np.ndarray) -> list[str]:
         """Returns cells for features, float64 `[n, size]`.
 
-        The largest score decides, after an offset for each category. Offsets make the frequencies of categories among
-        the rows of a group agree with the mean of their scores. Without offsets, rare categories would be rarer still:
-        a Gaussian has no idea of a probability near 0.
+        A row gets the category with the largest score, after an offset is added to each category's scores. The offsets
+        make the frequency of each category among the rows of a group agree with the mean of the category's scores.
+        Without offsets, rare categories would become rarer still, because a Gaussian cannot represent a probability
+        near 0.
         """
         scores = features @ _coordinates(len(self.names)) + 1 / len(self.names)
         places = np.zeros(len(scores), np.int64)
@@ -139,8 +140,8 @@ class TableSchema(Settings):
 
     Attributes:
       columns: all columns of the table, by name.
-      label: name of a categorical column by which rows are divided into classes: a class has its own means; nothing:
-        all rows are one class.
+      label: name of a categorical column that divides the rows into classes, each with means of its own. Without a
+        label, all rows are one class.
     """
 
     columns: Annotated[dict[Name, Column], Meta(min_length=1)]
@@ -154,18 +155,18 @@ class TableSchema(Settings):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Categories of the label; one without a name where there is no label."""
+        """Categories of the label; a single category, the empty text, where there is no label."""
         column = self.columns[self.label] if self.label is not None else None
         return column.names if isinstance(column, Categorical) else ("",)
 
     @property
     def features(self) -> Mapping[str, Column]:
-        """The columns that are no label."""
+        """The columns other than the label."""
         return {name: column for name, column in self.columns.items() if name != self.label}
 
     @property
     def radius(self) -> float:
-        """The largest norm of a row's features: no row is ever clipped."""
+        """The largest norm that a row's features can have, so that a clip to this norm changes no row."""
         # Rounding may make a norm a little larger.
         return math.sqrt(sum(column.most for column in self.features.values())) * (1 + 1e-12)
 
@@ -177,7 +178,7 @@ class Table(NamedTuple):
       header: names of columns, in the order of the file.
       cells: cells by row.
       x: features, float64 `[rows, features]`.
-      y: place of the label in `TableSchema.classes`, int64 `[rows]`; 0 without a label.
+      y: place of each row's label in `TableSchema.classes`, int64 `[rows]`; 0 without a label.
     """
 
     header: tuple[str, ...]
@@ -191,7 +192,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
 
     Raises:
       DataError: the file cannot be read, has other columns, or a cell is missing or not allowed. The message names the
-        file, the row (1 is the first after the header) and the column, and not the cell's text, which is private.
+        file, the row (1 is the first after the header) and the column, but not the cell's text, which is private.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

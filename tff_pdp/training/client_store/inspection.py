@@ -20,8 +20,8 @@ class Inspected(NamedTuple):
       num_clients: number of the store's clients.
       round_number: the store's current round, as in `ClientStore.round_number`.
       oldest_round: the oldest round that `ClientStore.rewind` can return to.
-      num_states: number of stored states, of all rounds together.
-      num_left: number of states that an interrupted round has left; these states do not count.
+      num_states: number of stored states of all rounds up to the current round.
+      num_left: number of further states, which an interrupted round has left.
       was_interrupted: whether a file has an interrupted transaction, which the next `ClientStore.open` undoes.
       is_old: whether the store or a state has the old format, whose checksums do not cover places and rounds.
     """

@@ -1,12 +1,12 @@
-"""Stores one shard of a client store: versions of its clients' states, by the clients' places and the rounds.
+"""Stores one shard of a client store: the versions of the shard's client states, by client place and round.
 
 A shard is one SQLite file, which only its owner can read and only one process at a time can use. Errors name the file.
 
 The settings were measured with rounds of 500 states of 3 KB and of 100 KB. A rollback journal writes new pages once; a
-write-ahead log writes them twice, and needs shared memory or a lock of its own. Tables have a rowid, so that states are
-appended and only small indexes are written at random: without a rowid, reads and writes of 100 KB take three times as
-long. At this size, pages of 4 KiB take 1.4 times as long to write as pages of 16 KiB, and pages of 64 KiB take 3 times
-as long to prune; states of 3 KB fill pages of 16 KiB best.
+write-ahead log writes new pages twice, and needs shared memory or a separate lock. Tables have a rowid, so that states
+are appended and only small indexes are written at random. Without a rowid, states of 100 KB take three times as long to
+read and to write. Pages have 16 KiB. With states of 100 KB, pages of 4 KiB take 1.4 times as long to write as pages of
+16 KiB, and pages of 64 KiB take 3 times as long to prune. States of 3 KB fill pages of 16 KiB best.
 
 During a lookup, SQLite notices only some damage to a file's structure, and no damage to the content. Each file is
 therefore checked in full when it is opened. Each state has a checksum, which also covers its client and its round.

@@ -1,7 +1,8 @@
 """Stores clients' states between rounds, in memory or on disk.
 
 All silos take part in every round, so their states remain in the engine, as `ClientValues`. Users take part in a
-round only as members of its cohort, so users' states are in a store, and a round reads and writes only the cohort's.
+round only as members of its cohort, so users' states are in a store, and a round reads and writes only the states of
+the cohort.
 """
 
 from collections.abc import Iterator, Sequence

@@ -103,8 +103,8 @@ class ClientStore:
 
         Args:
           folder: folder of the new store; must not exist before, and exists once the store is complete.
-          default: state of clients before their first write: a nest (mappings, possibly nested or empty) of arrays of
-            numbers or booleans, together below 1 GB.
+          default: state that clients have before their first write. The state is a nest (mappings, possibly nested or
+            empty) of arrays of numbers or booleans, below 1 GB in total.
           num_clients: number of clients, at least 1.
           num_shards: number of files for the states; each file costs a few flushes to disk per round.
 

@@ -79,9 +79,9 @@ class Composed:
 
     Attributes:
       epsilon: epsilon of all runs together, at `delta`; infinite if no bound holds.
-      delta: largest delta of the budgets, plus the deltas of budgets that count in full.
+      delta: sum of the deltas of budgets that count in full, plus the largest delta of the other budgets.
       runs: positions, in the list of releases on record, of the releases that used any of the scope's records.
-      why_no_bound: reason why no epsilon holds, as a clause; empty if one holds.
+      why_no_bound: reason why no epsilon holds, as a clause; empty if an epsilon holds.
     """
 
     epsilon: float
@@ -138,7 +138,7 @@ class AllRuns:
 
 
 def releases_on_record(registry: Registry, output: Path) -> list[OnRecord]:
-    """Finds all releases of an experiment's runs, of runs replaced in its folder, and of runs in the registry.
+    """Finds all releases: by runs in an experiment's folder, by runs replaced there, and by runs in the registry.
 
     Guarantee: the result has each release once, with at least the release's spending. If a folder was moved, deleted or
       restored from an older copy, the spending in the registry counts.
@@ -204,8 +204,8 @@ def _stated_in_folder(entry: Entry) -> list[Release]:
 def compose(registry: Registry, found: Sequence[OnRecord], own: Own) -> AllRuns:
     """Composes all releases that used any of the given clients' records, into one cost per scope.
 
-    Guarantee: for each scope, the releases together are (epsilon, delta)-DP for each record of the scope that is in
-      one client of each data set, or has the same digest in several clients.
+    Guarantee: for each scope, the releases together are (epsilon, delta)-DP for each record of the scope, if in every
+      data set the record is in only one client, or has the same digest in all its clients.
     Assumes: as in `compose_parts`; `registry.matching.match` finds all shared records. Within one folder, clients with
       equal names are one client. A release without digests used the records of the clients in its ledger.
 

@@ -64,7 +64,7 @@ class Attempt:
     arithmetic: Mapping[int, Mapping[str, Any]]
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
-        """Checks if repeating the rounds after `round_number` that may have been run would give the same bits."""
+        """Checks if the rounds after `round_number` that may have been run would have the same bits if repeated."""
         later = (stored for through_round, stored in self.arithmetic.items() if through_round > round_number)
         return all(stored == arithmetic for stored in later)
 
@@ -283,7 +283,7 @@ def _newest_attempt(content: Content) -> Attempt:
 
 
 def counts_of(ledger: Ledger | None) -> Counter[Any]:
-    """Counts each release in a ledger."""
+    """Counts the releases in a ledger, by scope, event and reason."""
     found: Counter[Any] = Counter()
     for entry in () if ledger is None else ledger.entries:
         found[(entry.scope, entry.event, entry.reason)] += entry.count

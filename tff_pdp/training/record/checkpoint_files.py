@@ -1,4 +1,4 @@
-"""Reads and writes a checkpoint's files except the arrays: round, ledger and key; digests show damage.
+"""Reads and writes a checkpoint without its arrays: round, ledger and key, with digests that show damage.
 
 `tff_pdp.training.checkpoint` writes and reads whole checkpoints; this module needs no TensorFlow.
 """

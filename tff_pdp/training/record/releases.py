@@ -46,7 +46,7 @@ class Release(NamedTuple):
       rounds: number of rounds that the ledger covers.
       run_id: id of the run; empty for fits, and for runs of early versions without ids.
       head: chain hash of the last line of the run's own record; empty if unknown.
-      chains: chain hashes of all lines of the run's own record, which distinguish its copies; empty if unknown.
+      chains: chain hashes of all lines of the run's own record, which distinguish the run's copies; empty if unknown.
     """
 
     ledger: Ledger | None
@@ -107,7 +107,7 @@ def surroundings_of(folder: Path, files: Iterable[str]) -> Surroundings:
 
 
 def earlier_head(output: Path) -> str:
-    """Reads the last chain hash of the record of earlier releases; runs store it to notice lost lines."""
+    """Reads the last chain hash of the record of earlier releases; runs store the hash to notice lost lines."""
     path = output / EARLIER
     return journal.GENESIS if is_unchained(path) else journal.stored_head(path)
 
@@ -231,14 +231,14 @@ def _of_first_version(folder: Path, stored: StoredCheckpoint) -> Release:
 
 
 def first_version_reason(stored: StoredCheckpoint) -> str | None:
-    """Returns the reason why no privacy is claimed for a run of the first version; None if the checkpoint has none."""
+    """Returns the reason why no privacy is claimed for a run of the first version; None if privacy is claimed."""
     if stored.ledger is None:
         return NO_PRIVACY
     return KNOWN_SEED if stored.run_key and stored.run_key.is_test_only else None
 
 
 def in_rounds(stored: StoredCheckpoint) -> StoredCheckpoint:
-    """Returns a checkpoint for `check_record`, with 0 rounds for checkpoints of a search, which count runs instead."""
+    """Returns a checkpoint for `check_record`; a checkpoint of a search, which counts runs, gets 0 rounds instead."""
     return dataclasses.replace(stored, round_number=0) if stored.folder.parent.name == SEARCH else stored
 
 
@@ -263,7 +263,7 @@ def check_record(folder: Path, saved: Saved, charges: Charges | None) -> None:
 
 
 def check_files(folder: Path, saved: Saved) -> None:
-    """Checks that files beside a checkpoint still begin with the content at the time when the checkpoint was saved.
+    """Checks that files beside a checkpoint still begin with the content that the files had when it was saved.
 
     Raises:
       DataError: a file begins differently; the message names the file.

@@ -83,9 +83,9 @@ def repeat(
     places: Sequence[int],
     data: ClientValues,
 ) -> Sequence[Any]:
-    """Trains some silos once more, each with the candidate it drew for repetition `run`. Needs an engine.
+    """Trains some silos once more, each with the silo's candidate for repetition `run`. Needs an engine.
 
-    Silos start in `first_client_state` and receive the messages the server sent in the pivot run.
+    Silos start in `first_client_state` and receive the messages that the server sent in the pivot run.
 
     Args:
       method: the method that trains.
@@ -94,7 +94,7 @@ def repeat(
       first_client_state: state of any silo before its first round.
       run_key: the run's secret.
       run: number of the repetition, from 1.
-      places: positions among all silos of those to train.
+      places: positions, among all silos, of the silos to train.
       data: every client's training examples.
 
     Returns:
@@ -139,7 +139,7 @@ def noisy_scores(
 
 
 def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray, bound: float) -> np.ndarray:
-    """Returns a model's exact score for each example, float64 `[n]`: higher is better. Not private.
+    """Returns a model's exact score for each example, float64 `[n]`; higher is better. Scores are not private.
 
     Guarantee: the absolute value of each score is at most `bound`, for any example and any weights.
     Assumes: the model's output for an example does not depend on other examples.
@@ -149,8 +149,8 @@ def example_scores(model: Model, weights: Weights, x: np.ndarray, y: np.ndarray,
       weights: weights of the model.
       x: float32 `[n, *input_shape]`; n may be 0.
       y: labels, `[n]`.
-      bound: bound on scores. For a classifier, 1: the score is 1 for a correct answer, else 0. For a regression, the
-        score is minus the squared error, clipped to the bound.
+      bound: bound on scores, 1 for a classifier. A classifier's score is 1 for a correct answer, else 0. The score of a
+        regression is minus the squared error, which is clipped to the bound.
     """
     if not len(y):
         return np.zeros(0)
@@ -184,7 +184,7 @@ class SearchState:
     Attributes:
       first: the state before the first round, with the run key and a ledger that is charged for the whole search.
       best: best run of each silo, in the order of `first.client_ids`.
-      runs_done: number of finished runs of each silo; a silo with a smaller number of runs has finished all its runs.
+      runs_done: number of finished runs of each silo; a silo that drew a smaller number of runs has finished its runs.
     """
 
     first: Checkpoint
