@@ -107,8 +107,8 @@ class SearchSettings(Settings):
     """Sets a private search for hyper-parameters, which every silo makes in `tff-pdp tune`.
 
     Attributes:
-      algorithm: the method whose hyper-parameters are searched. The method's settings under `algorithms` are used in
-        the pivot run, the only federated run, which is released before silos search.
+      algorithm: the method whose hyper-parameters are searched. Before the search there is one federated run, the pivot
+        run, with the method's settings under `algorithms`. Its result is released; each silo then searches alone.
       values: values to try for each hyper-parameter; every combination of values is a candidate.
       runs: distribution of the number of runs: `geometric`, `logarithmic`, `poisson`, or a number of at least 0, the
         shape of a truncated negative binomial. `fixed` tries every candidate once, at the privacy cost of releasing

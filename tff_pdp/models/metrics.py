@@ -13,8 +13,8 @@ class Metric:
 
     Attributes:
       name: name of the metric in results and reports.
-      example_name: key of the metric in an evaluation's result: for a mean over examples, the name of the measurement
-        on one example; otherwise the metric's own name.
+      example_name: key of the metric in an evaluation's result. If the metric is a mean over examples, the key names
+        the value that is averaged; otherwise the key is `name`.
       higher_is_better: whether larger values are better; false for errors.
     """
 

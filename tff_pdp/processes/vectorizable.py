@@ -1,4 +1,4 @@
-"""Attaches to a function for one client a second implementation, for a stack (batch) of clients.
+"""Attaches a second implementation, for a stack (batch) of clients, to a function that is written for one client.
 
 TFF computations are written for one client. An engine that computes several clients at once can convert a graph for
 one client into a graph for a stack by `tf.vectorized_map`; an attached implementation takes precedence. Attaching only

@@ -18,8 +18,9 @@ from tff_pdp.errors import ConfigError
 def optimal_prox_weights_of_silos(local_variances: ArrayLike, silo_variance: ArrayLike) -> np.ndarray:
     """Returns the best lambda of each silo, for local variances that may differ between silos.
 
-    lambda_k* = s_k / (tau^2 + (mean of the other silos' s - s_k) / K). If the denominator is not positive, the silo is
-    so much noisier than the others that no finite pull is strong enough: lambda_k* is infinite, which is FedAvg.
+    lambda_k* = s_k / (tau^2 + (m_k - s_k) / K), where m_k is the mean of s over the other silos, and K the number of
+    silos. If the denominator is not positive, the silo is so much noisier than the others that no finite pull is strong
+    enough: lambda_k* is infinite, which is FedAvg.
 
     Args:
       local_variances: s_k, `[..., silos]`, at least two silos.

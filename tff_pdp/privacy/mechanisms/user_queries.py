@@ -207,12 +207,14 @@ class SeededAdaptiveClipSumQuery(tensorflow_privacy.QuantileAdaptiveClipSumQuery
 
 
 class TreeState(NamedTuple):
-    """State of a `TreeSumQuery`: the fields of `SeededGaussianState`, here for the noise on nodes, and three more.
+    """State of a `TreeSumQuery`.
+
+    The fields of `SeededGaussianState` describe the noise on the tree's nodes. The tree has three more fields.
 
     Attributes:
       rounds: int32 scalar, number of completed rounds of the present tree.
-      left: float64 `[levels, values]` in steps, the noise of the last complete left subtree of each height.
-      before: float64 `[values]` in steps, the noise in the running sum up to the last release.
+      left: noise of the last complete left subtree of each height; float64 `[levels, values]`, in steps of the grid.
+      before: noise in the running sum up to the last release; float64 `[values]`, in steps of the grid.
     """
 
     l2_norm_clip: Any

@@ -61,7 +61,7 @@ def arithmetic_of(
 
 
 def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an arithmetic without the digest of the source code, for runs of the first version of tff_pdp.
+    """Returns a record of arithmetic without the digest of the source code, which the first version did not record.
 
     >>> of_first_version({"sources": "0123", "device": "cpu"})
     {'device': 'cpu'}

@@ -3,7 +3,7 @@
 Anyone who has a run's key can generate its noise again and subtract the noise. Users' states contain no noise at all,
 and server states contain the seeds of the noise. A finished and exported run needs neither key nor states.
 
-The order of the steps makes a kill at any point harmless. The charges state `sealed` first, so that no command
+The order of the steps makes a kill at any point harmless. First, `sealed` is written to the charges, so that no command
 continues the run; then the newest checkpoint is replaced by a checkpoint without key and arrays; then files are
 destroyed. Sealing the run again completes an interrupted sealing.
 """
