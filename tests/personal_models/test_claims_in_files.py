@@ -77,6 +77,7 @@ WITH_A_CLAIM = {
     "paper_rdp",
     "paper_asymptotic",
     "paper_covariance",
+    "paper_raw_norms",
     "paper_server_descriptors",
     "paper_capped_num_examples",
 }
