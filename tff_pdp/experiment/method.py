@@ -55,7 +55,7 @@ class Method:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether clients have weights in means."""
+        """True if clients have weights in means."""
         return self.amounts is not None
 
     @property

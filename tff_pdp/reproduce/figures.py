@@ -1,6 +1,6 @@
 """Draws the figures of the MR-MTL thesis: utility against privacy, utility against lambda, and privacy overhead.
 
-Where budgets differ between silos, one figure shows each method's utility.
+If budgets differ between silos, one figure shows each method's utility.
 """
 
 import math

@@ -152,7 +152,7 @@ TWO = {"shards_per_client": 2}
 
 
 def test_clients_with_two_shards_have_the_classes_of_their_shards_on_both_sides(made):
-    """Of ten classes of equal size, 60 shards have one class each; of 14 shards, each has two at most."""
+    """Ten classes of equal size make 60 shards of one class each, or 14 shards of two classes at most."""
     for clients, most, each in ((made["shards"], 2, 50_000 / 30), (make(7000, 700, "shards", 7, **TWO), 4, 1000)):
         for client in clients:
             train, test = counts_of(client)

@@ -60,7 +60,7 @@ class Groups:
 
     @property
     def has_warm_start(self) -> bool:
-        """Whether the first round only measures norms: all silos upload, and the shared weights stay as they are."""
+        """True if the first round only measures norms: all silos upload, and the shared weights stay as they are."""
         return self.partition == "by_norm"
 
     @property

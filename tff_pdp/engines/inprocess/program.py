@@ -62,7 +62,7 @@ class Statement:
 
     @property
     def varies(self) -> bool:
-        """Whether every client has its own value. A value that all clients share is computed once, at the server."""
+        """True if every client has its own value. A value that all clients share is computed once, at the server."""
         return self.uri in ON_CLIENTS and not self.value.type_signature.all_equal
 
 

@@ -231,7 +231,7 @@ Distributions = LogUniform | NormalMixture | MixGauss1 | MixGauss2 | MixGauss3 |
 def divide_by_shares(number: int, shares: Sequence[float]) -> list[int]:
     """Divides `number` things by shares that sum to 1, rounding to whole numbers by the method of largest remainders.
 
-    Where remainders are equal, the share that is listed first is rounded up. A small share may get nothing.
+    If remainders are equal, the share that is listed first is rounded up. A small share may get nothing.
 
     >>> divide_by_shares(10, [0.9, 0.1]), divide_by_shares(7, [0.5, 0.4, 0.1]), divide_by_shares(3, [0.9, 0.1])
     ([9, 1], [3, 3, 1], [3, 0])
