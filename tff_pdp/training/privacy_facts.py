@@ -100,7 +100,7 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
         claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
         user_costs=_user_costs(method, state) if method.plan.samples_clients else None,
-        budget_exposure=method.plan.budget_exposure(has_releases=bool(method.algorithm.released)),
+        budget_exposure=method.plan.budget_exposure(has_releases=bool(method.at(1).algorithm.released)),
     )
 
 
