@@ -184,8 +184,8 @@ def _phases(
         return None
     if section.rounds >= rounds:
         raise ConfigError(
-            f"privacy.synthetic.rounds is {section.rounds}, and must be below training.rounds, which is {rounds}: in the "
-            "rounds after it, silos adapt models to their records"
+            f"privacy.synthetic.rounds is {section.rounds}, and must be below training.rounds, which is {rounds}: in "
+            "the rounds after it, silos adapt models to their records"
         )
     if config.tuning.search_for(algorithm.name):
         raise ConfigError("tuning.search repeats trainings on records: leave out privacy.synthetic, or the search")

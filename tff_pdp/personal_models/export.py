@@ -24,7 +24,7 @@ from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_mode
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.privacy.facts import SiloCosts, SiloFacts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement import export_text, not_covered, statement
+from tff_pdp.reports.statement import export_text, not_covered, objects_content, statement
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
@@ -123,8 +123,8 @@ def check_may_leave(config: ExperimentConfig) -> None:
     if synthetic is not None and not synthetic.is_adapted_privately:
         raise ConfigError(
             "personal models cannot be exported: privacy.synthetic.adaptation is non_private, so each model was "
-            "trained on its silo's records without clip and noise, and has no guarantee. The silos' budgets cover synthetic "
-            "data and the shared model alone. Set privacy.synthetic.adaptation to dp_sgd, and train again"
+            "trained on its silo's records without clip and noise, and has no guarantee. The silos' budgets cover "
+            "synthetic data and the shared model alone. Set privacy.synthetic.adaptation to dp_sgd, and train again"
         )
 
 
@@ -185,6 +185,7 @@ def _privacy_report(
             "taken_for_granted": list(all_runs.notes),
         },
         "budget_exposure": facts.budget_exposure,
+        **objects_content(facts),
         **costs,
         "not_covered": not_covered(are_users=facts.are_users, is_searched=method.plan.search is not None),
         "personal_models": export_text(claim, method.plan.row_influence, are_users=facts.are_users),

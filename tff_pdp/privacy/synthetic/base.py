@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from tff_pdp.kinds import Kinds
+from tff_pdp.privacy.facts import Claim
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.settings import Count, Settings
 
@@ -48,6 +49,15 @@ class Generator(Settings, tag_field="kind"):
     def __post_init__(self):
         if not self.low < self.high:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
+
+    @property
+    def claim(self) -> tuple[Claim, str]:
+        """The claim for the examples, and its reason in one line; examples are covered by `event`."""
+        return (
+            "formal",
+            "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
+            "system",
+        )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record."""

@@ -76,13 +76,11 @@ def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict
       public: what is treated as public, one clause each.
       unit: what one record is.
     """
+    claim, reason = planned.generator.claim
     return {
         "format_version": FORMAT_VERSION,
-        "claim": "formal",
-        "claim_reason": (
-            "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
-            "system"
-        ),
+        "claim": claim,
+        "claim_reason": reason,
         "unit": unit,
         "adjacency": Adjacency.ADD_OR_REMOVE_ONE.value,
         "adjacency_words": f"{unit} is present or absent; replacing it is a removal and an addition, and costs more",
