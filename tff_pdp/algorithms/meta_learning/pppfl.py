@@ -8,7 +8,7 @@ In meta-learning, PPPFL is FedMeta (`fed_meta`) with two stabilisers:
   of the last round, and the released code has no average: this reading is ours. rho = 0 is FedMeta.
 * *Cosine cycles of the server's learning rate.* In round t of T the rate is
   `beta / 2 (cos(pi ((t - 1) mod L) / L) + 1)` with `L = ceil(T / cycles)`, as in snapshot ensembles (Huang et al.,
-  arXiv:1704.00109). The paper names the method and gives no formula.
+  arXiv:1704.00109).
 
 The paper also weights clients by a softmax of their budgets: `training.weighting: budget_softmax`. In the paper the
 rounds are on synthetic data of the silos, so gradients there need neither clip nor noise. With the orders `first` and
