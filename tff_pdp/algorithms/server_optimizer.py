@@ -73,6 +73,10 @@ def build_server_optimizer(
         rounds = {"rounds": tf.constant(0)} if constants.is_corrected else {}
         return {"sgd": {}, "momentum": {"first": zeros}, "adam": {"first": zeros, "second": zeros, **rounds}}[kind]
 
+    def sum_of_factors(decay: float, rounds: tf.Tensor) -> tf.Tensor:
+        # `1 - decay^rounds`, without the cancellation that the difference has for a decay near 1.
+        return -tf.math.expm1(tf.cast(rounds, tf.float32) * math.log(decay)) if decay else tf.constant(1.0)
+
     def apply(state: Any, weights: Weights, update: Weights, rate: Any = learning_rate) -> tuple[State, Weights]:
         if kind == "sgd":
             return state, map_weights(lambda w, u: w + rate * u, weights, update)
@@ -85,7 +89,7 @@ def build_server_optimizer(
             moved = map_weights(lambda w, m, v: w + rate * m / (tf.sqrt(v) + constants.epsilon), weights, first, second)
             return {"first": first, "second": second}, moved
         rounds = state["rounds"] + 1
-        of_first, of_second = _sum_of_factors(momentum, rounds), _sum_of_factors(decay, rounds)
+        of_first, of_second = sum_of_factors(momentum, rounds), sum_of_factors(decay, rounds)
         moved = map_weights(
             lambda w, m, v: w + rate * (m / of_first) / (tf.sqrt(v / of_second) + constants.epsilon),
             weights,
@@ -95,8 +99,3 @@ def build_server_optimizer(
         return {"first": first, "second": second, "rounds": rounds}, moved
 
     return ServerOptimizer(init, apply)
-
-
-def _sum_of_factors(decay: float, rounds: tf.Tensor) -> tf.Tensor:
-    """Returns `1 - decay^rounds`, without the cancellation that the difference has for a decay near 1."""
-    return -tf.math.expm1(tf.cast(rounds, tf.float32) * math.log(decay)) if decay else tf.constant(1.0)

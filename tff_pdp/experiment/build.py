@@ -174,7 +174,7 @@ def _amounts(training: Training, num_examples: Mapping[str, int], plan: PrivacyP
         raise ConfigError(
             f"training.weighting 'budget_softmax': budgets from {least:g} to {largest:g} are too far apart for "
             f"training.softmax_temperature {temperature:g}, with which silos with small budgets would have no weight. "
-            f"Raise the temperature to at least {(largest - least) / _MOST_TEMPERATURES:.3g}"
+            f"Raise the temperature to at least {math.ceil((largest - least) / _MOST_TEMPERATURES)}"
         )
     return {client_id: math.exp((epsilon - largest) / temperature) for client_id, epsilon in epsilons.items()}
 

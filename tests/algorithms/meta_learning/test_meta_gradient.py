@@ -144,6 +144,7 @@ def test_reptile_measures_the_movement_from_the_shared_weights():
     np.testing.assert_array_equal([adapted["w"], update["w"]], [[3.0], [2.0]])
 
 
+@pytest.mark.all
 def test_pooled_convolutions_have_second_derivatives_in_stacks_too():
     model = build_cnn((8, 8, 1), 3)
     rng = np.random.default_rng(0)
