@@ -57,6 +57,31 @@ def test_adam_divides_by_the_root_of_the_mean_square():
     assert_within(path, np.array([10.0, 0.0]) + moves.cumsum(axis=0), gamma(3 * 14) * magnitudes)
 
 
+def test_adam_of_kingma_and_ba_divides_both_means_by_the_sum_of_their_factors():
+    expected, first, second, place = [], np.zeros(2), np.zeros(2), np.array([10.0, 0.0])
+    for number, update in enumerate(np.array(UPDATES), 1):
+        first, second = 0.5 * first + 0.5 * update, 0.999 * second + 0.001 * update**2
+        root = np.sqrt(second / (1 - 0.999**number)) + 1e-8
+        place = place + 0.1 * (first / (1 - 0.5**number)) / root
+        expected.append(place)
+    path = follow(build_server_optimizer("adam", 0.1, 0.5, "kingma_ba"), UPDATES)
+    # A decay of 0.999 in float32 is 1e-8 off; a round of three has some twenty roundings and two exponentials.
+    assert_within(path, expected, gamma(3 * 40) * np.abs(expected) + 3e-6)
+    # The first step is the rate, whatever the update's size.
+    np.testing.assert_allclose(path[0], [10.1, 0.1], rtol=0, atol=3e-6)
+    state = build_server_optimizer("adam", 0.1, 0.0, "kingma_ba").init(pair(1.0, 2.0))
+    assert sorted(state) == ["first", "rounds", "second"]
+
+
+def test_another_rate_may_take_the_place_of_the_optimizers():
+    for kind in ("sgd", "momentum", "adam"):
+        optimizer, slower = build_server_optimizer(kind, 0.5), build_server_optimizer(kind, 0.125)
+        given = optimizer.init(pair(1.0, 2.0)), pair(1.0, 2.0), pair(4.0, 8.0)
+        one, other = optimizer.apply(*given, tf.constant(0.125)), slower.apply(*given)
+        for name, value in one[1].items():
+            np.testing.assert_array_equal(value, other[1][name])
+
+
 def test_adam_stays_where_nothing_has_ever_moved():
     assert follow(build_server_optimizer("adam", 1.0), [(0.0, 0.0)] * 2) == [[10.0, 0.0]] * 2
 

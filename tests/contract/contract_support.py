@@ -10,7 +10,7 @@ from tff_pdp.algorithms.phases import in_phases
 from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.dense import build_mlp
-from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, compose_with_dp_sgd, leaves
+from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, composed, leaves
 
 # Noise of this one is drawn step by step.
 LARGE = build_mlp((2, 2, 1), 3, (700,))
@@ -20,6 +20,8 @@ SMALLER = {"hypernet": {"hidden_units": (8,)}, "udp_hypernet": {"hidden_units": 
 VARIANTS = {
     "pfa_plus": {"kind": "pfa", "plus": True, "partition": "known", "liberal_share": 0.5},
     "fed_meta_reptile": {"kind": "fed_meta", "order": "reptile"},
+    "fed_meta_second": {"kind": "fed_meta", "order": "second"},
+    "pppfl_second": {"kind": "pppfl", "order": "second"},
     "on_synthetic_data": {"kind": "tests.contract.contract_support:build_federated_phase"},
     "adapted_to_records": {"kind": "tests.contract.contract_support:build_adaptation_phase"},
 }
@@ -40,7 +42,7 @@ def build(name, model=MODEL, **arguments):
     """A registered algorithm or variant for these clients and rounds, and its process; built once for all tests."""
     arguments = {**SMALLER.get(name, {}), **VARIANTS.get(name, {}), **arguments}
     algorithm, _ = build_algorithm(name, arguments, num_clients=len(SIZES), rounds=ROUNDS, head=MODEL.head)
-    return algorithm, compose_with_dp_sgd(algorithm, model)
+    return algorithm, composed(algorithm, model)
 
 
 def assert_same(first, second):

@@ -16,7 +16,6 @@ from tff_pdp.algorithms.base import ClientData, split
 from tff_pdp.algorithms.hyper_parameters import LocalSteps, Steps
 from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.run_key import RunKey
-from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.selection import NOTHING, build_selector
 from tff_pdp.processes.compose import client_data_type, client_params_type
 from tff_pdp.testing.algorithms import (
@@ -26,7 +25,8 @@ from tff_pdp.testing.algorithms import (
     check_noise,
     client_data,
     client_params,
-    compose_with_dp_sgd,
+    composed,
+    estimator_for,
     leaves,
     ready,
     run,
@@ -56,7 +56,7 @@ def test_it_is_registered_under_its_own_name(algorithm, request):
     assert algorithm.name == request.node.callspec.params["built"]
     assert algorithm.data_passes >= 1
     assert (algorithm.candidates is None) == (algorithm.selection_rounds == 0)
-    assert "local_steps" in algorithm.hparams
+    assert ("adaptation_steps" if algorithm.name == "adapted_to_records" else "local_steps") in algorithm.hparams
     assert any(one.in_adapt for one in algorithm.hparams.values() if isinstance(one, Steps)) == bool(algorithm.adapt)
     assert any(one.is_auto for one in algorithm.hparams.values()) == bool(algorithm.hook)
     assert set(algorithm.released.values()) <= {"mean", "sum", "rows"}
@@ -73,7 +73,7 @@ def test_every_engine_gives_the_same_with_noise_and_the_same_seeds(algorithm, pr
     if model is LARGE and algorithm.adapt is not None:
         pytest.skip("is for users, whose gradients carry no noise that could be drawn in another way")
     if model is LARGE:
-        process = compose_with_dp_sgd(algorithm, LARGE)
+        process = composed(algorithm, LARGE)
     # Small steps, which do not make errors grow.
     given = {
         "noise_multiplier": (1.0, 2.0, 0.5, 0.0),
@@ -194,6 +194,8 @@ def test_only_what_is_declared_leaves_the_client_and_every_gradient_is_asked_for
 
 @pytest.mark.parametrize("rows", [0, 4])
 def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, process, engine, rows):
+    if algorithm.needs_plain_gradients:
+        pytest.skip("has no noise to train on")
     empty = [
         collections.OrderedDict(
             x=np.full([rows, 2, 2, 1], math.nan, np.float32), y=np.zeros(rows, np.int64), num_examples=np.int32(0)
@@ -211,15 +213,15 @@ def test_a_client_with_no_data_trains_on_noise_alone_like_any_other(algorithm, p
 
 
 def test_no_coordinate_of_a_release_is_without_noise(algorithm):
-    if not algorithm.released:
-        pytest.skip("releases nothing")
+    if not algorithm.released or algorithm.needs_plain_gradients:
+        pytest.skip("releases nothing, or cannot be noised")
     check_noise(algorithm)
 
 
 def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, process, engine):
     """Up to rounding, with z = 0 and C = infinity: against the same algorithm on a gradient without any privacy."""
 
-    def plain_gradient(weights, data, index, scale, pull, trainable):
+    def plain_gradient(weights, data, index, scale, pull=None, trainable=None):
         x, y = data.x[: data.num_examples], data.y[: data.num_examples]
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
@@ -231,7 +233,7 @@ def test_no_noise_and_no_clip_equals_training_on_the_plain_gradient(algorithm, p
 
     server_type = process.initialize.type_signature.result.member["algorithm"]
     client_type = process.init_client.type_signature.result.member
-    params_type = client_params_type(algorithm, build_dp_sgd(MODEL))
+    params_type = client_params_type(algorithm, estimator_for(algorithm, MODEL))
 
     def select(message, data, params):
         if not algorithm.candidates:

@@ -16,7 +16,7 @@ from tests.tiers import parameters
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.average_precision import RANKING
 from tff_pdp.models.dense import build_linear_svm, build_logistic_regression, build_mlp
-from tff_pdp.testing.algorithms import compose_with_dp_sgd
+from tff_pdp.testing.algorithms import composed
 
 MODEL = build_logistic_regression((2,), metric="average_precision")
 # With a body for those methods that share one, and a head that starts alive.
@@ -33,7 +33,7 @@ STORED = gamma(2)
 
 def process_of(name, model=MODEL):
     algorithm, _ = build_algorithm(name, SMALLER.get(name, {}), num_clients=len(SIZES), rounds=1, head=model.head)
-    return compose_with_dp_sgd(algorithm, model)
+    return composed(algorithm, model)
 
 
 def client_data():

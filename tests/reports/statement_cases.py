@@ -126,6 +126,7 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
     seedless = replace(made, claim="none", claim_reason="a fixed seed", epsilons=(math.inf,) * len(silos))
     yield "synthetic data", {"synthetic": made}
     yield "synthetic data of a fixed seed", {**given, "synthetic": seedless}
+    yield "weights by budgets", {"synthetic": made, "methods": claiming("formal", budget_exposure="public")}
     yield (
         "synthetic data, then no noise",
         {

@@ -247,6 +247,7 @@ def test_a_warning_says_when_the_noise_drowns_the_updates(experiment, capsys):
         ({"algorithms": {"ifca": {}}, "export__algorithm": "ifca"}, "ifca", "it is for silos"),
         ({"training__weighting": "num_examples"}, "fed_avg", "is for silos"),
         ({"training__weighting": "budget"}, "fed_avg", "training.weighting budget is for silos"),
+        ({"training__weighting": "budget_softmax"}, "fed_avg", "training.weighting budget_softmax is for silos"),
         ({"algorithms": {"mr_mtl": {}}, "export__algorithm": "mr_mtl"}, "mr_mtl", "every client in every round"),
         ({"algorithms": {"ditto": {}}, "export__algorithm": "ditto"}, "ditto", "every client in every round"),
         (

@@ -44,6 +44,31 @@ def test_weights_are_epsilons_over_their_mean(experiment):
     assert least.plan.budgets == method.plan.budgets
 
 
+def test_a_softmax_of_budgets_has_weights_of_mean_one(experiment):
+    softmax = {**FED_AVG, "training__weighting": "budget_softmax"}
+    given = {**softmax, "privacy__budgets": budgets(1, 3, 7), "training__softmax_temperature": 2.0}
+    method = build_method(experiment(**given), "fed_avg")
+    shares = np.exp([0.5, 1.5, 3.5]) / np.exp([0.5, 1.5, 3.5]).sum()
+    weights = [one["weight"] for one in method.client_params(RunKey.from_test_seed(3), 1)]
+    np.testing.assert_allclose(weights, 3 * shares, rtol=1e-6)
+    equal = build_method(experiment("equal", **softmax, privacy__budgets=budgets(2.3)), "fed_avg")
+    assert [one["weight"] for one in equal.client_params(RunKey.from_test_seed(3), 1)] == [1.0] * 3
+    # The temperature is a part of the training; elsewhere it is not, so that older runs keep their digests.
+    warmer = experiment("warmer", **{**given, "training__softmax_temperature": 4.0})
+    assert build_method(warmer, "fed_avg").config_hash != method.config_hash
+    plain = {**FED_AVG, "privacy__budgets": budgets(1, 3, 7)}
+    cool, warm = (
+        experiment(name, **plain, training__softmax_temperature=one) for name, one in (("c", 1.0), ("w", 9.0))
+    )
+    assert build_method(cool, "fed_avg").config_hash == build_method(warm, "fed_avg").config_hash
+
+
+def test_budgets_too_far_apart_for_a_softmax_are_refused(experiment):
+    given = {**FED_AVG, "training__weighting": "budget_softmax", "training__softmax_temperature": 0.1}
+    with pytest.raises(ConfigError, match=r"from 1 to 10 are too far apart .* to at least 1$"):
+        build_method(experiment(**given, privacy__budgets=budgets(1, 10)), "fed_avg")
+
+
 def test_the_mean_is_weighted_by_budgets(experiment):
     """Against the silos' own models after the same steps, which local training keeps."""
     given = {**FED_AVG, "privacy__budgets": budgets(2, 4, 10), "training__rounds": 1, "training__weighting": "budget"}
@@ -57,27 +82,29 @@ def test_the_mean_is_weighted_by_budgets(experiment):
     assert np.abs(expected - trained.mean(axis=0)).max() > 1e-3 * np.abs(trained).max()
 
 
+@pytest.mark.parametrize("weighting", ["budget", "budget_softmax"])
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"privacy__kind": "none"}, "'budget' needs privacy.budgets, and privacy.kind none has none"),
+        ({"privacy__kind": "none"}, "needs privacy.budgets, and privacy.kind none has none"),
         (
             {"privacy__budgets": budgets(1, math.inf)},
-            "finite budgets, and that of 1 silos, for example 'silo_01', is inf",
+            "needs finite budgets, and that of 1 silos, for example 'silo_01', is inf",
         ),
     ],
 )
-def test_weights_by_budgets_need_finite_budgets(experiment, overrides, message):
-    with pytest.raises(ConfigError, match=message):
-        build_method(experiment(**FED_AVG, **overrides, training__weighting="budget"), "fed_avg")
+def test_weights_by_budgets_need_finite_budgets(experiment, overrides, message, weighting):
+    with pytest.raises(ConfigError, match=f"'{weighting}' {message}"):
+        build_method(experiment(**FED_AVG, **overrides, training__weighting=weighting), "fed_avg")
 
 
-def test_rows_of_silos_have_no_weights(experiment):
+@pytest.mark.parametrize("weighting", ["budget", "budget_softmax"])
+def test_rows_of_silos_have_no_weights(experiment, weighting):
     given = {"algorithms": {"pfa": {}}, "export__algorithm": "pfa", "privacy__budgets": budgets(1, 2, 6)}
     with pytest.raises(
-        ConfigError, match=r"'budget' has no effect on algorithms\.pfa, whose server receives each silo's"
+        ConfigError, match=rf"'{weighting}' has no effect on algorithms\.pfa, whose server receives each silo's"
     ):
-        build_method(experiment(**given, training__weighting="budget"), "pfa")
+        build_method(experiment(**given, training__weighting=weighting), "pfa")
 
 
 def test_reports_have_labels_beside_true_epsilons(experiment, capsys):

@@ -11,4 +11,5 @@ auto_prox: MR-MTL's lambda, set from released models
 projection: groups of silos with different budgets, and subspaces of their updates
 whole_models: methods whose clients own a whole model, or share one
 shared_parts: methods whose clients share a part of their models
+meta_learning: methods that train a shared start for a few local steps
 """

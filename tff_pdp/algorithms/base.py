@@ -109,11 +109,14 @@ class GradientEstimator:
         see `GradFn`. The data have at least one row, of zeros if the client has no examples. The scale must not be a
         function of the data. If the scale is zero, the result must be zero: a stack of clients runs until every client
         has taken all its steps, with scale zero for clients that are done.
+      is_plain: whether gradients are those of losses, without clip and noise: they can be differentiated again, and two
+        gradients may have one index.
     """
 
     mechanism: tuple[str, ...]
     draw: Callable[[Mapping[str, tf.Tensor], tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor], Any]
     gradient: Callable[..., Weights]
+    is_plain: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,6 +206,8 @@ class Algorithm:
       needs_everyone: whether the method is right only if every client takes part in every round until it leaves for
         good, since the server's state, or a late client's first state, assumes this. User-level plans, which draw some
         users for each round, refuse such methods.
+      needs_plain_gradients: whether the method differentiates gradients, or asks twice for the gradient of one index,
+        so that gradients must have neither clip nor noise. Plans that clip or noise gradients refuse such methods.
       hook: `(PrivacyPlan.public_parameters, number of the model's weights) -> Hook`, which sets the hyper-parameters
         that are `auto` in a configuration; None if none may be `auto`.
       traffic: `(server state after the first round, number of a round, from 1) -> Traffic` of clients that take part;
@@ -234,6 +239,7 @@ class Algorithm:
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
     adaptation_start: Callable[[State, State], Weights] | None = None
     needs_everyone: bool = False
+    needs_plain_gradients: bool = False
     hook: Callable[[Any, int], Hook] | None = None
     traffic: Callable[[State, int], Traffic] | None = None
     warning: Callable[[State], str] | None = None

@@ -41,6 +41,7 @@ class Trajectory:
         pull before the clip leaves little of the data's gradient.
       view: map from trained to model weights; by default the identity. Cannot be used with `prox_inside_clip`.
       penalty: `trained weights -> gradient` of a further loss term, which does not depend on the data.
+      keeps_path: whether the result has the weights before each step, too.
     """
 
     start: Weights
@@ -51,6 +52,7 @@ class Trajectory:
     prox_inside_clip: bool = False
     view: View | None = None
     penalty: Callable[[Weights], Weights] | None = None
+    keeps_path: bool = False
 
 
 def local_sgd(
@@ -77,7 +79,9 @@ def local_sgd(
       first_index: index, in the round, of the first gradient.
 
     Returns:
-      The trained weights, `Weights`; for several trajectories a tuple with the weights of each.
+      The trained weights, `Weights`; for several trajectories a tuple with the weights of each. A trajectory that
+      keeps its path has a pair in place of the weights: all weights after the last step, and the trained weights before
+      each step, with a first axis of `local_steps.bound` steps.
     """
     several = start if isinstance(start, tuple) else (start if isinstance(start, Trajectory) else Trajectory(start),)
 
@@ -101,7 +105,9 @@ def local_sgd(
     # A function of its own: in the cyclic graph that TensorFlow otherwise makes of a loop, it does not find oneDNN's
     # kernel for the gradient of a max pooling, which is several times as fast as the default kernel.
     @tf.function(autograph=False, experimental_attributes={"_noinline": True})
-    def step(index: tf.Tensor, current: tuple[Weights, ...], velocities: tuple[Weights, ...]) -> tuple:
+    def step(
+        index: tf.Tensor, current: tuple[Weights, ...], velocities: tuple[Weights, ...], paths: tuple[Weights, ...]
+    ) -> tuple:
         is_own = index < local_steps.count
         rate = tf.where(is_own, learning_rate, 0.0)
         wholes = [merge(fixed, own) for fixed, own in zip(all_fixed, current, strict=True)]
@@ -113,7 +119,11 @@ def local_sgd(
                 movement = velocity = _with_momentum(one.momentum, velocity, movement, is_own)
             moved.append(map_weights(tf.subtract, own, movement))
             kept.append(velocity)
-        return index + 1, tuple(moved), tuple(kept)
+        longer = tuple(
+            {name: tf.tensor_scatter_nd_update(path[name], [[index]], own[name][tf.newaxis]) for name in path}
+            for path, own in zip(paths, current, strict=True)
+        )
+        return index + 1, tuple(moved), tuple(kept), longer
 
     all_fixed = [map_weights(tf.convert_to_tensor, one.start) for one in several]
     trained = tuple(
@@ -124,10 +134,14 @@ def local_sgd(
         {} if one.momentum is None else map_weights(tf.zeros_like, own)
         for one, own in zip(several, trained, strict=True)
     )
+    paths = tuple(
+        map_weights(lambda w: tf.zeros([local_steps.bound, *w.shape]), own) if one.keeps_path else {}
+        for one, own in zip(several, trained, strict=True)
+    )
     # The first step is outside of the loop: clients that are computed together from the same weights share one matrix
     # product there. In the loop each client has weights of its own.
-    first = step(tf.constant(0), trained, velocities)
-    _, trained, _ = tf.while_loop(
+    first = step(tf.constant(0), trained, velocities, paths)
+    _, trained, _, paths = tf.while_loop(
         lambda index, *_: index < local_steps.bound,
         step,
         first,
@@ -135,7 +149,11 @@ def local_sgd(
         parallel_iterations=1,
     )
     merged = tuple(merge(fixed, own) for fixed, own in zip(all_fixed, trained, strict=True))
-    return merged if isinstance(start, tuple) else merged[0]
+    results = tuple(
+        (one, path) if trajectory.keeps_path else one
+        for trajectory, one, path in zip(several, merged, paths, strict=True)
+    )
+    return results if isinstance(start, tuple) else results[0]
 
 
 def _with_momentum(momentum: tf.Tensor, velocity: Weights, movement: Weights, is_own: tf.Tensor) -> Weights:

@@ -70,4 +70,4 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         # Nothing is clipped, so a pull on every example is a pull on their mean.
         return scaled if pull is None else map_weights(lambda g, p: g + scale * p, scaled, pull)
 
-    return GradientEstimator(mechanism=(), draw=draw, gradient=gradient)
+    return GradientEstimator(mechanism=(), draw=draw, gradient=gradient, is_plain=True)

@@ -105,6 +105,7 @@ def in_phases(algorithm: Algorithm, *, federated_rounds: int, num_clients: int) 
         public={},
         public_values=None,
         hook=None,
+        needs_plain_gradients=False,
         traffic=adaptation_traffic,
     )
     return Phases(federated, adaptation)

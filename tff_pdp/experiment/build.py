@@ -23,7 +23,7 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, release_before_training
-from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.config import ExperimentConfig, Training
 from tff_pdp.experiment.examples import padded_sizes
 from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
 from tff_pdp.experiment.kinds import MODELS
@@ -32,7 +32,7 @@ from tff_pdp.kinds import settings_of
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
-from tff_pdp.privacy.plans.plan import PlannedTraining, PrivacyPlan
+from tff_pdp.privacy.plans.plan import BY_BUDGET, PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.plans.user import capped_weights
 from tff_pdp.processes.client_work import initial_weights, num_released
 from tff_pdp.processes.compose import PersonalizedProcess, compose
@@ -40,6 +40,8 @@ from tff_pdp.settings import CountOrZero, read_settings
 
 # Arguments of a model's function besides its settings.
 SHAPES = ("input_shape", "num_classes")
+# Largest difference of budgets in a softmax, in temperatures: weights are float32, which end at exp(-87).
+_MOST_TEMPERATURES = 80.0
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
 
 Computations = dict[Hashable, PersonalizedProcess]
@@ -61,7 +63,7 @@ def build_methods(
             settings,
             num_clients=num_clients,
             num_weights=model.num_parameters(),
-            rounds=config.training.rounds,
+            rounds=config.federated_rounds,
             head=model.head,
             further=ADAPTATION if config.privacy.synthetic else None,
         )
@@ -125,8 +127,10 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             row_influence=row_influence,
         )
     )
+    is_plain = own.needs_plain_gradients and not privacy.is_private
+    estimator = build_minibatch(model, privacy.batch_size) if is_plain else plan.estimator(model)
     selector = build_selector(model, privacy.selection_loss_bound, plan.generator) if algorithm.candidates else None
-    amounts = _amounts(weighting, releases.num_examples, plan)
+    amounts = _amounts(config.training, releases.num_examples, plan)
 
     def process_of(one: Algorithm, estimator: GradientEstimator, phase: str = "") -> PersonalizedProcess:
         return _kept_or_composed(
@@ -142,7 +146,6 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             ),
         )
 
-    estimator = plan.estimator(model)
     method = Method(
         clients=clients,
         algorithm=own,
@@ -197,20 +200,30 @@ def _phases(
     return in_phases(algorithm, federated_rounds=section.rounds, num_clients=num_clients)
 
 
-def _amounts(weighting: str, num_examples: Mapping[str, int], plan: PrivacyPlan) -> Mapping[str, float] | None:
+def _amounts(training: Training, num_examples: Mapping[str, int], plan: PrivacyPlan) -> Mapping[str, float] | None:
     """Returns what clients count by in means, by client id; None if all count the same."""
-    if weighting != "budget":
+    weighting = training.weighting
+    if weighting not in BY_BUDGET:
         return None if weighting == "uniform" else num_examples
     epsilons = {client_id: plan.budgets[plan.scope_of(client_id)].epsilon for client_id in num_examples}
     largest = max(epsilons.values())
     if math.isinf(largest):
         infinite = [client_id for client_id, epsilon in epsilons.items() if math.isinf(epsilon)]
         raise ConfigError(
-            f"training.weighting 'budget' needs finite budgets, and that of {len(infinite)} silos, for example "
+            f"training.weighting {weighting!r} needs finite budgets, and that of {len(infinite)} silos, for example "
             f"{infinite[0]!r}, is infinite: set finite epsilons, or another weighting"
         )
     # Equal budgets are exactly one, so that weights are.
-    return {client_id: epsilon / largest for client_id, epsilon in epsilons.items()}
+    if weighting == "budget":
+        return {client_id: epsilon / largest for client_id, epsilon in epsilons.items()}
+    temperature, least = training.softmax_temperature, min(epsilons.values())
+    if (largest - least) / temperature > _MOST_TEMPERATURES:
+        raise ConfigError(
+            f"training.weighting 'budget_softmax': budgets from {least:g} to {largest:g} are too far apart for "
+            f"training.softmax_temperature {temperature:g}, with which silos with small budgets would have no weight. "
+            f"Raise the temperature to at least {math.ceil((largest - least) / _MOST_TEMPERATURES)}"
+        )
+    return {client_id: math.exp((epsilon - largest) / temperature) for client_id, epsilon in epsilons.items()}
 
 
 @contextlib.contextmanager
@@ -246,10 +259,11 @@ def computations_key(
         "model": content["model"],
         "features": [content["data"]["input_shape"], content["data"]["num_classes"], num_clients],
         "privacy": [privacy.sampler, privacy.selection_loss_bound, privacy.generator],
-        "rounds": content["training"]["rounds"],
+        "rounds": [content["training"]["rounds"], config.federated_rounds],
         "weighting": content["training"]["weighting"],
         # Clip norm, noise and expected cohort are in the server's state.
         "users": user_sum and [repr(user_sum), privacy.batch_size],
+        "batches of plain gradients": algorithm.needs_plain_gradients and privacy.batch_size,
     }
     return json.dumps(decisive, sort_keys=True)
 

@@ -48,10 +48,13 @@ class Training(Settings):
       rounds: planned number of rounds, for which the noise is calibrated.
       weighting: weight of each client in a mean. With `uniform`, all weights are equal. With `num_examples`, the weight
         is the silo's public or noised number of examples. With `budget`, the weight is the epsilon of the silo's own
-        budget, even if `privacy.budgets.level` is `minimum` (WeiAvg of the PFA paper). With
-        `paper_capped_num_examples`, the weight is min(1, a user's number of examples / `weight_cap`), which treats
-        users' numbers of examples as public.
+        budget, even if `privacy.budgets.level` is `minimum` (WeiAvg of the PFA paper). With `budget_softmax`, the
+        weight is exp(epsilon / `softmax_temperature`) for the same epsilon (PPPFL). With `paper_capped_num_examples`,
+        the weight is min(1, a user's number of examples / `weight_cap`), which treats users' numbers of examples as
+        public.
       weight_cap: number of examples at and above which a user has weight 1, for `paper_capped_num_examples`.
+      softmax_temperature: epsilon by which a silo's budget must be larger for e times the weight, for
+        `budget_softmax`.
       evaluate_every: number of rounds from one validation to the next; the last round is always validated.
       checkpoint_every: number of rounds from one checkpoint to the next; the last round always has a checkpoint.
       engine: where computations run: `inprocess`, in this process; or `native`, in TensorFlow Federated's own worker.
@@ -66,8 +69,9 @@ class Training(Settings):
     """
 
     rounds: Count
-    weighting: Literal["uniform", "num_examples", "budget", "paper_capped_num_examples"] = "uniform"
+    weighting: Literal["uniform", "num_examples", "budget", "budget_softmax", "paper_capped_num_examples"] = "uniform"
     weight_cap: Count = 100
+    softmax_temperature: Positive = 10.0
     evaluate_every: Count = 5
     checkpoint_every: Count = 10
     engine: Literal["inprocess", "native"] = "inprocess"
@@ -180,6 +184,12 @@ class ExperimentConfig(Settings):
                 raise ValueError(f"{key}.algorithm {name!r} must be one of {known}")
 
     @property
+    def federated_rounds(self) -> int:
+        """Number of rounds that a method's own schedule is for: all rounds, or those on synthetic data."""
+        synthetic = self.privacy.synthetic
+        return self.training.rounds if synthetic is None else synthetic.rounds
+
+    @property
     def clients_folder(self) -> Path:
         """The folder of the client dataset."""
         return Path(self.output) / "clients"
@@ -235,6 +245,8 @@ class ExperimentConfig(Settings):
         decisive["training"] = {
             key: content["training"][key] for key in ("rounds", "weighting", "weight_cap", "test_only_seed")
         }
+        if self.training.weighting == "budget_softmax":
+            decisive["training"]["softmax_temperature"] = content["training"]["softmax_temperature"]
         if outside := self.outside(algorithm):
             decisive["outside"] = outside
         if self.tuning.search_for(algorithm):

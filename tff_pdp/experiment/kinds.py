@@ -59,6 +59,7 @@ MODELS: Kinds[Callable] = Kinds(
 )
 
 _WHOLE, _PARTS = "tff_pdp.algorithms.whole_models", "tff_pdp.algorithms.shared_parts"
+_META = "tff_pdp.algorithms.meta_learning"
 ALGORITHMS: Kinds[Callable] = Kinds(
     "algorithms",
     {
@@ -73,7 +74,8 @@ ALGORITHMS: Kinds[Callable] = Kinds(
         "fed_nova": f"{_WHOLE}.fed_nova:build_fed_nova",
         "fed_prox": f"{_WHOLE}.fed_prox:build_fed_prox",
         "scaffold": f"{_WHOLE}.scaffold:build_scaffold",
-        "fed_meta": f"{_WHOLE}.fed_meta:build_fed_meta",
+        "fed_meta": f"{_META}.fed_meta:build_fed_meta",
+        "pppfl": f"{_META}.pppfl:build_pppfl",
         "pfa": f"{_WHOLE}.pfa:build_pfa",
         "public_only": f"{_WHOLE}.public_only:build_public_only",
         "ifca": f"{_WHOLE}.ifca:build_ifca",

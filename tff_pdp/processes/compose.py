@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
+from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import Selector
 from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
@@ -68,9 +69,17 @@ def compose(
       user_sum: noised sum of users' releases, for user-level privacy: all releases of a user are clipped jointly. None
         for the plain means, sums or rows of the algorithm.
       model_seed: seed of the initial weights, which are public.
+
+    Raises:
+      ConfigError: the algorithm needs plain gradients, and the estimator clips or noises gradients.
     """
     if (selector is None) != (algorithm.candidates is None):
         raise ValueError(f"{algorithm.name}: pass `selector` if the algorithm has `candidates`, else None")
+    if algorithm.needs_plain_gradients and not estimator.is_plain:
+        raise ConfigError(
+            f"algorithms.{algorithm.name} differentiates gradients, which must have neither clip nor noise: pass an "
+            "estimator of plain gradients"
+        )
 
     @_tff.tensorflow_computation
     def init_server():

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, map_weights, split
+from tff_pdp.algorithms.base import Algorithm, ClientData, ClientResult, GradientEstimator, map_weights, split
 from tff_pdp.algorithms.hyper_parameters import LocalSteps, step_names
+from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.engines.running import running_engine
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.experiment.run_key import RunKey
@@ -42,8 +43,9 @@ def check_algorithm(build: Callable[..., Algorithm], **settings: Any) -> None:
     given = {"kind": f"{build.__module__}:{build.__qualname__}", **settings}
     algorithm, _ = build_algorithm("outside", given, num_clients=len(SIZES), rounds=ROUNDS, head=MODEL.head)
     check_declarations(algorithm)
-    check_noise(algorithm)
-    process = compose_with_dp_sgd(algorithm, MODEL)
+    if not algorithm.needs_plain_gradients:
+        check_noise(algorithm)
+    process = composed(algorithm, MODEL)
     with running_engine("inprocess", "cpu", client_parallelism="loop"):
         looped = run(process, algorithm)
         again = run(process, algorithm)
@@ -90,6 +92,8 @@ def check_declarations(algorithm: Algorithm) -> None:
     result = run_once(algorithm, grad_fn)
     require(set(result.released) == set(algorithm.released), "a client releases the values in `released`, no others")
     counts = dict.fromkeys(algorithm.step_hparams, 3)
+    # Plain gradients have no noise, which would be the same for equal indices.
+    asked = list(set(asked)) if algorithm.needs_plain_gradients else asked
     require(
         sorted(asked) == list(range(int(algorithm.num_gradients(counts)))),
         "each gradient that the ledger is charged for is asked for once",
@@ -145,10 +149,15 @@ def client_data(
     return data
 
 
-def compose_with_dp_sgd(algorithm: Algorithm, model: Model) -> PersonalizedProcess:
-    """Composes an algorithm with DP-SGD and, if the algorithm has candidates, private selections."""
+def composed(algorithm: Algorithm, model: Model) -> PersonalizedProcess:
+    """Composes an algorithm with `estimator_for` and, if the algorithm has candidates, private selections."""
     selector = build_selector(model, loss_bound=1.0) if algorithm.candidates else None
-    return compose(algorithm, model, estimator=build_dp_sgd(model), selector=selector)
+    return compose(algorithm, model, estimator=estimator_for(algorithm, model), selector=selector)
+
+
+def estimator_for(algorithm: Algorithm, model: Model) -> GradientEstimator:
+    """Builds DP-SGD or, for methods that need them, plain gradients of all of a client's examples."""
+    return build_minibatch(model, max(SIZES)) if algorithm.needs_plain_gradients else build_dp_sgd(model)
 
 
 def client_params(
@@ -162,7 +171,7 @@ def client_params(
 ) -> list[Any]:
     """Returns all clients' parameters of a round; a value is a number for all, or a tuple with a number per client."""
     key = RunKey.from_test_seed(5)
-    estimator = build_dp_sgd(MODEL)
+    estimator = estimator_for(algorithm, MODEL)
     columns = client_params_columns(
         algorithm,
         estimator,

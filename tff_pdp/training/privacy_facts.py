@@ -28,6 +28,7 @@ from tff_pdp.privacy.facts import (
     UserFacts,
     UserSums,
 )
+from tff_pdp.privacy.plans.plan import BY_BUDGET
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
 from tff_pdp.privacy.plans.user import USERS
 from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC
@@ -128,7 +129,9 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
         claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
         user_costs=_user_costs(method, state) if method.plan.samples_clients else None,
-        budget_exposure=method.plan.budget_exposure(has_releases=bool(method.at(1).algorithm.released)),
+        budget_exposure="public"
+        if method.first_phase and config.training.weighting in BY_BUDGET
+        else method.plan.budget_exposure(has_releases=bool(method.at(1).algorithm.released)),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.algorithms.algorithm_support import NO_DATA, hparams, pull_to, weights
-from tests.contract.contract_support import assert_close, build
+from tests.contract.contract_support import assert_close, assert_same, build
 from tests.rounding import gamma
 from tff_pdp.algorithms.hyper_parameters import LocalSteps
 from tff_pdp.algorithms.whole_models.scaffold import build_scaffold
@@ -18,6 +18,8 @@ from tff_pdp.testing.algorithms import run
 ALGORITHM = build_scaffold()
 CURVATURES, TARGETS, STEPS = np.array([1.0, 0.5, 2.0]), np.array([-1.0, 4.0, 1.0]), np.array([4, 2, 3])
 RATE, ROUNDS = 0.25, 6
+# Of the four clients of the contract.
+STEPS_OF_ALL = (2, 3, 1, 2)
 
 
 def optimum(places):
@@ -115,6 +117,26 @@ def test_with_one_step_the_corrections_and_their_noise_cancel_in_the_mean(engine
         server, clients = run(process, algorithm, local_steps=1)
         assert_close(server["algorithm"]["weights"], run(shared, fed_avg, local_steps=1)[0]["algorithm"]["weights"])
     assert len({client["control"]["dense_0/kernel"].tobytes() for client in clients}) == len(clients)
+
+
+def test_the_first_round_is_fed_avgs_and_the_servers_control_is_the_mean_of_all_clients(engines):
+    with engines["loop"].install():
+        (algorithm, process), (fed_avg, shared) = build("scaffold"), build("fed_avg")
+        server, clients = run(process, algorithm, 1, local_steps=STEPS_OF_ALL)
+        plain, _ = run(shared, fed_avg, 1, local_steps=STEPS_OF_ALL)
+        assert_same(server["algorithm"]["weights"], plain["algorithm"]["weights"])
+        later, kept = run(process, algorithm, (2, 3), start=(server, list(clients)), local_steps=STEPS_OF_ALL)
+        others = run(shared, fed_avg, (2, 3), start=(plain, [{}] * len(clients)), local_steps=STEPS_OF_ALL)[0]
+    for after, states in ((server, clients), (later, kept)):
+        for name, control in after["algorithm"]["control"].items():
+            own = np.stack([state["control"][name] for state in states]).astype(np.float64)
+            # A sum of four, and a division.
+            np.testing.assert_allclose(control, own.mean(0), rtol=0, atol=gamma(6) * np.abs(own).max())
+            assert np.ptp(own, axis=0).max() > 0
+    # From the second round on the corrections count.
+    assert not np.array_equal(
+        later["algorithm"]["weights"]["dense_0/kernel"], others["algorithm"]["weights"]["dense_0/kernel"]
+    )
 
 
 def test_it_is_for_clients_that_always_take_part_with_a_rate_above_zero():

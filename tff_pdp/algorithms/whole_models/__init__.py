@@ -10,7 +10,6 @@ pfedme: a model per client, pulled to a shared model, which follows the clients'
 fed_nova: FedAvg of updates divided by the number of steps
 fed_prox: FedAvg with a pull to the shared weights in local steps
 scaffold: FedAvg with corrections of local steps by controls
-fed_meta: a shared start, from which each client's local steps lead to a model of its own
 pfa: FedAvg whose noisy updates are projected into the space of those with little noise
 public_only: FedAvg of the updates with little noise
 ifca: a model per cluster, and methods that start with IFCA's clusters

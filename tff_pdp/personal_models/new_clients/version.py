@@ -155,7 +155,7 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
         name,
         config.algorithms[name],
         num_clients=1,
-        rounds=config.training.rounds,
+        rounds=config.federated_rounds,
         head=model.head,
         further=ADAPTATION if config.privacy.synthetic else None,
     )

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 # Releases of a scope before training, once each, and their purposes.
 FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
+# Values of `training.weighting` for which silos count by their budgets.
+BY_BUDGET = ("budget", "budget_softmax")
 # The reason in the ledger.
 DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
 # How often planned rounds may be drawn: they are drawn anew where the same bits cannot be reproduced.
@@ -96,18 +98,25 @@ class PlanSettings(Settings):
                 f"algorithms.{algorithm.name} adapts models to a client's examples without noise, which does not "
                 "protect a silo's examples: it is for users (privacy.kind user, or none with unit user)"
             )
+        if algorithm.needs_plain_gradients and self.is_private and self.synthetic is None:
+            raise ConfigError(
+                f"algorithms.{algorithm.name} differentiates gradients, and privacy.kind {self.kind} clips and noises "
+                "them: choose an order that needs only gradients, or privacy.kind none"
+            )
         if weighting == "paper_capped_num_examples":
             raise ConfigError(
-                f"training.weighting {weighting!r} is for users; for silos use uniform, num_examples or budget"
+                f"training.weighting {weighting!r} is for users; for silos use uniform, num_examples, budget or "
+                "budget_softmax"
             )
-        if weighting == "budget" and algorithm.released and set(algorithm.released.values()) == {"rows"}:
+        by_budget = weighting in BY_BUDGET
+        if by_budget and algorithm.released and set(algorithm.released.values()) == {"rows"}:
             raise ConfigError(
-                f"training.weighting 'budget' has no effect on algorithms.{algorithm.name}, whose server receives each "
-                "silo's values as a row of its own: use uniform"
+                f"training.weighting {weighting!r} has no effect on algorithms.{algorithm.name}, whose server receives "
+                "each silo's values as a row of its own: use uniform"
             )
-        if weighting == "budget" and getattr(self, "budgets", None) is None:
+        if by_budget and getattr(self, "budgets", None) is None:
             raise ConfigError(
-                f"training.weighting 'budget' needs privacy.budgets, and privacy.kind {self.kind} has none"
+                f"training.weighting {weighting!r} needs privacy.budgets, and privacy.kind {self.kind} has none"
             )
 
     def check_rows(self, row_influence: RowInfluence | None) -> None:

@@ -36,7 +36,14 @@ from tff_pdp.privacy.mechanisms.user_noise import (
     UserSum,
     rounds_per_epoch,
 )
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan, drawn_noise_event
+from tff_pdp.privacy.plans.plan import (
+    BY_BUDGET,
+    Claim,
+    PlannedTraining,
+    PlanSettings,
+    PrivacyPlan,
+    drawn_noise_event,
+)
 from tff_pdp.settings import Count, Positive
 
 if TYPE_CHECKING:
@@ -338,7 +345,7 @@ def check_for_users(algorithm: "Algorithm", weighting: str) -> None:
             f"algorithms.{algorithm.name} needs every client in every round: it is for silos. Methods for users share "
             "a part of the model, or tune it before it is used, such as centaur, udp_hypernet and dp_fed_avg_ft"
         )
-    if weighting in ("num_examples", "budget"):
+    if weighting in ("num_examples", *BY_BUDGET):
         raise ConfigError(
             f"training.weighting {weighting} is for silos: for users use uniform or paper_capped_num_examples"
         )

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.algorithms.algorithm_support import NO_DATA, hparams, weights
 from tests.contract.contract_support import assert_close, assert_same, build
 from tff_pdp.algorithms.hyper_parameters import LocalSteps
-from tff_pdp.algorithms.whole_models.fed_meta import build_fed_meta
+from tff_pdp.algorithms.meta_learning.fed_meta import build_fed_meta
 from tff_pdp.testing.algorithms import run
 
 # Of each gradient in a round: the batch's optimum. The last is for steps after a client's own, which have no effect.
