@@ -49,9 +49,28 @@ class Generator(Settings, tag_field="kind"):
         if not self.low < self.high:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
 
+    @property
+    def why_not_private(self) -> str:
+        """Reason why nothing can be claimed of the result; empty if the event covers the result."""
+        return ""
+
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record."""
         raise NotImplementedError
+
+    def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+        """Returns numbers by which a reader can judge a release before it is made; names have the unit, in words.
+
+        Every number is a function of the arguments and of the settings. No number: this kind of generator has none.
+
+        Args:
+          input_shape: shape of an example.
+          noise_multiplier: as in `fit`.
+
+        Raises:
+          ConfigError: the shape does not fit the settings.
+        """
+        return {}
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`."""

@@ -80,6 +80,15 @@ class DpGaussian(Generator, tag="dp_gaussian"):
         """Returns the event of one release: a Gaussian sum, whose noise is drawn exactly and costs nothing more."""
         return dp_accounting.GaussianDpEvent(noise_multiplier)
 
+    def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+        """Returns the size of the release, the noise on a count, and the least noised count that makes a class."""
+        num_features = math.prod(pooled_shape(input_shape, self))
+        return {
+            "released_values": _num_values(num_features, self),
+            "noise_deviation_of_a_class_count": noise_multiplier / self.count_share,
+            "class_appears_from_noised_count": _least_count(noise_multiplier, self),
+        }
+
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes, labels, and the size of the release."""
         _check(x, y, self)
@@ -125,7 +134,7 @@ def dp_gaussian(
     sizes = (settings.num_classes, settings.num_classes * num_features)
     counts, sums, products = np.split(noised, np.cumsum(sizes))
     counts = counts / settings.count_share
-    least = _DEVIATIONS * noise_multiplier / settings.count_share
+    least = _least_count(noise_multiplier, settings)
     kept = np.flatnonzero(counts > least)
     if not len(kept):
         raise DataError(
@@ -228,9 +237,17 @@ def pooled_shape(shape: tuple[int, ...], settings: DpGaussian) -> tuple[int, ...
     return (shape[0] // settings.pool, shape[1] // settings.pool, *shape[2:])
 
 
+def _num_values(num_features: int, settings: DpGaussian) -> int:
+    return settings.num_classes * (1 + num_features) + num_features * (num_features + 1) // 2
+
+
+def _least_count(noise_multiplier: float, settings: DpGaussian) -> float:
+    return _DEVIATIONS * noise_multiplier / settings.count_share
+
+
 def _check(x: np.ndarray, y: np.ndarray, settings: DpGaussian) -> None:
     num_features = math.prod(pooled_shape(x.shape[1:], settings))
-    num_values = settings.num_classes * (1 + num_features) + num_features * (num_features + 1) // 2
+    num_values = _num_values(num_features, settings)
     if not num_features:
         raise ConfigError("the examples have no features")
     if num_values > MOST_VALUES:

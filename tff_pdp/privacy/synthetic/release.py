@@ -71,24 +71,30 @@ def plan_release(generator: Generator, epsilon: float, delta: float) -> PlannedR
 def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict[str, Any]:
     """States the guarantee of a release, as plain data for JSON. Nothing in it depends on records.
 
+    If the generator has a reason why nothing can be claimed, the claim is `none`, without epsilon and delta.
+
     Args:
       planned: the release.
       public: what is treated as public, one clause each.
       unit: what one record is.
     """
+    why_not = planned.generator.why_not_private
     return {
         "format_version": FORMAT_VERSION,
-        "claim": "formal",
-        "claim_reason": (
+        "claim": "none" if why_not else "formal",
+        "claim_reason": why_not
+        or (
             "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
             "system"
         ),
         "unit": unit,
         "adjacency": Adjacency.ADD_OR_REMOVE_ONE.value,
         "adjacency_words": f"{unit} is present or absent; replacing it is a removal and an addition, and costs more",
-        "protected_from": "everyone who sees the synthetic data, this statement, or anything made from them",
-        "epsilon": planned.epsilon,
-        "delta": planned.budget.delta,
+        "protected_from": "nobody, as nothing is claimed"
+        if why_not
+        else "everyone who sees the synthetic data, this statement, or anything made from them",
+        "epsilon": None if why_not else planned.epsilon,
+        "delta": None if why_not else planned.budget.delta,
         "epsilon_target": planned.budget.epsilon,
         "noise_multiplier": planned.noise_multiplier,
         "event": event_to_dict(planned.event),
