@@ -27,7 +27,7 @@ _ARRAY_OPTIONS = ("low", "high", "num_classes", "radius", "pool")
 # Settings of generators that options of their own set, by the setting's name.
 _OPTION_OF = {"examples": "rows", **{name: name for name in _ARRAY_OPTIONS}}
 # Between these bounds lie all features of a table.
-_TABLE_RANGE = {"low": -2.0, "high": 2.0}
+TABLE_RANGE = {"low": -2.0, "high": 2.0}
 
 
 class Synthesize(Reporting):
@@ -39,11 +39,12 @@ class Synthesize(Reporting):
 
     A table (CSV with a header) needs a schema, a YAML file that describes the columns:
       columns:
-        age:     {kind: numeric, low: 0, high: 120, whole: true}
+        age:     {kind: numeric, low: 0, high: 120, whole: true, bins: 12}
         smoker:  {kind: categorical, categories: [never, former, current]}
         disease: {kind: categorical, categories: ["no", "yes"]}
       label: disease
-    The label may be left out. Example:
+    With bins, numbers of a column may have any distribution; without bins, a bell curve. The label may be left out.
+    Example:
       tff-pdp synthesize ward.csv --schema ward.yaml --output ward_synthetic.csv --rows 5000 --epsilon 2 --delta 1e-6
 
     Arrays (NPZ with x and, for classes, whole numbers y) need a range, which is 0 to 1 by default:
@@ -142,9 +143,8 @@ class Synthesize(Reporting):
 
         schema: Any = read_settings(TableSchema, read_yaml(typing.cast(Path, self.schema)), str(self.schema))
         kind = self._kind()
-        # No row is longer, so a generator that clips need not clip to more.
-        radius = {"radius": schema.radius} if "radius" in kind.__struct_fields__ else {}
-        planned = self._planned(kind, num_classes=len(schema.classes), **_TABLE_RANGE, **radius)
+        suited = kind.table_settings(schema.radius)
+        planned = self._planned(kind, num_classes=len(schema.classes), **TABLE_RANGE, **suited)
         table = read_table(self.input, schema)
         public = [
             "the schema: names of columns, categories, bounds, and the label",

@@ -1,7 +1,7 @@
 """Defines synthetic examples, and the settings class from which every generator of synthetic examples is derived."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import dp_accounting
 import numpy as np
@@ -48,6 +48,11 @@ class Generator(Settings, tag_field="kind"):
     def __post_init__(self):
         if not self.low < self.high:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
+
+    @classmethod
+    def table_settings(cls, radius: float) -> dict[str, Any]:
+        """Returns settings that suit the features of a table; `radius` is the largest norm that a row can have."""
+        return {}
 
     @property
     def why_not_private(self) -> str:
