@@ -267,7 +267,7 @@ def _subject(
         path = Path(folder) / f"{name}.csv"
 
         def part(wanted: bool) -> Table:
-            chosen = [cells[place] for place in np.flatnonzero(for_test == wanted).tolist()]
+            chosen = [row for row, is_test in zip(cells, for_test.tolist(), strict=True) if is_test == wanted]
             path.write_text(csv_text(header, chosen))
             return read_table(path, schema)
 
