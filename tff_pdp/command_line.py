@@ -21,7 +21,7 @@ from msgspec import inspect as types
 
 from tff_pdp.errors import ConfigError, UserError, sentence_for_user
 from tff_pdp.kinds import meanings
-from tff_pdp.settings import Settings, did_you_mean, read_settings, words_of_type
+from tff_pdp.settings import Settings, did_you_mean, parse_yaml, read_settings, words_of_type
 
 # From this similarity on, an unknown flag is taken for a misspelt option, not for a flag of another program.
 _ALIKE = 0.85
@@ -145,6 +145,39 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     if text is not None:
         print(text, flush=True)
     return outcome.status
+
+
+def assigned(option: str, assignments: Sequence[str], form: str) -> dict[str, str]:
+    """Splits words such as `name=value` into values by name; of several words with one name, the last one counts.
+
+    Args:
+      option: the option that has these words, for error messages.
+      assignments: the words.
+      form: the form of a word, for error messages.
+
+    Raises:
+      ConfigError: a word has no `=`.
+    """
+    values = {}
+    for assignment in assignments:
+        name, separator, value = assignment.partition("=")
+        if not separator:
+            raise ConfigError(f"{option} {assignment!r} must have the form {form}")
+        values[name] = value
+    return values
+
+
+def assigned_values(option: str, assignments: Sequence[str]) -> dict[str, Any]:
+    """Reads the words `KEY=VALUE` of an option: plain data by key, from values in YAML.
+
+    Raises:
+      ConfigError: a word has no `=`, or a value is not YAML.
+
+    >>> assigned_values("--set", ["rounds=10", "values=[0.1, 1]"])
+    {'rounds': 10, 'values': [0.1, 1]}
+    """
+    found = assigned(option, assignments, "KEY=VALUE")
+    return {key: parse_yaml(value, f"{option} {key}") for key, value in found.items()}
 
 
 class _Parser(argparse.ArgumentParser):

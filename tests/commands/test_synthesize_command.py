@@ -4,15 +4,17 @@ import shutil
 import subprocess
 import sys
 
+import dp_accounting
 import numpy as np
 import pytest
 
 from tff_pdp import cli
 from tff_pdp.digests import read_json
 from tff_pdp.privacy.accounting.accountants import exact_gaussian_epsilon
+from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples
 from tff_pdp.privacy.synthetic.table import TableSchema, read_table
 from tff_pdp.registry.entries import Registry
-from tff_pdp.settings import read_settings, read_yaml
+from tff_pdp.settings import Finite, read_settings, read_yaml
 
 SCHEMA = """
 columns:
@@ -23,6 +25,29 @@ columns:
 label: disease
 """
 BUDGET = ("--epsilon", "2", "--delta", "1e-6")
+
+
+class Rows(Generator, tag="rows"):
+    """A generator from outside the package, which copies the first record."""
+
+    shift: Finite = 0.0
+    why: str = ""
+
+    @property
+    def why_not_private(self):
+        return self.why
+
+    def event(self, noise_multiplier):
+        return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def check(self, x, y):
+        pass
+
+    def fit(self, x, y, noise_multiplier, draws):
+        return SyntheticExamples(np.repeat(x[:1] + self.shift, self.examples, axis=0), np.repeat(y[:1], self.examples))
+
+
+OUTSIDE = f"{__name__}:Rows"
 
 
 @pytest.fixture
@@ -149,6 +174,80 @@ def test_images_become_images(tmp_path):
     assert stated["unit"] == "one example" and stated["generator"]["pool"] == 2 and "schema" not in stated
 
 
+def test_a_dry_run_tells_the_noise_and_releases_nothing(ward, tmp_path, capsys):
+    assert run(*arguments_of(ward, *BUDGET, "--dry-run", "--set", "count_share=0.5")) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert Registry().entries() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ward.csv", "ward.yaml"]
+    lines = told.out.splitlines()
+    assert lines[0] == (
+        "nothing was released; a release would have epsilon 2 at delta 1e-06 for one row of the table, added or removed"
+    )
+    assert "  count share: 0.5" not in lines and "  count_share: 0.5" in lines
+    # Two classes; two numbers, and three categories in two coordinates: 2 (1 + 4) + 4 * 5 / 2.
+    assert "  released values: 20" in lines
+    assert run(*arguments_of(ward, *BUDGET, "--dry-run", "--set", "count_share=0.5", "--json")) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["dry_run"] is True and planned["generator"]["count_share"] == 0.5
+    noise = planned["noise_multiplier"]
+    assert planned["release"] == {
+        "released_values": 20,
+        "noise_deviation_of_a_class_count": pytest.approx(2 * noise),
+        "class_appears_from_noised_count": pytest.approx(8 * noise),
+    }
+    # The real release has the same statement, but for the digest.
+    run(*arguments_of(ward, *BUDGET, "--set", "count_share=0.5"))
+    stated = read_json(ward.with_name("made.csv.privacy.json"))
+    assert {key for key in stated if stated[key] != planned.get(key)} == {"output_sha256"}
+
+
+def test_a_dry_run_checks_the_records(ward, capsys):
+    with open(ward, "a") as file:
+        file.write("never,no,121,0\n")
+    assert run(*arguments_of(ward, *BUDGET, "--dry-run")) == 2
+    assert "row 2001, column 'age'" in capsys.readouterr().err
+
+
+def test_a_generator_from_outside_makes_tables_and_arrays(ward, tmp_path):
+    assert run(*arguments_of(ward, *BUDGET, "--generator", OUTSIDE)) == 0
+    first, made = ward.read_text().splitlines()[1], ward.with_name("made.csv").read_text().splitlines()
+    smoker, disease, age, dose = first.split(",")
+    assert made[1:] == [f"{smoker},{disease},{age},{dose.removesuffix('.0')}"] * 1500
+    stated = read_json(ward.with_name("made.csv.privacy.json"))
+    assert stated["generator"] == {
+        "kind": "rows",
+        "examples": 1500,
+        "num_classes": 2,
+        "low": -2.0,
+        "high": 2.0,
+        "shift": 0.0,
+        "why": "",
+    }
+    assert stated["generator_origin"].startswith(OUTSIDE) and stated["release"] == {}
+    np.savez(tmp_path / "in.npz", x=np.full((4, 3), 0.25))
+    options = ("--rows", "5", *BUDGET, "--generator", OUTSIDE, "--set", "shift=0.5")
+    assert run("synthesize", tmp_path / "in.npz", "--output", tmp_path / "out.npz", *options) == 0
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert arrays.files == ["x"] and arrays["x"].tolist() == [[0.75] * 3] * 5
+
+
+def test_a_generator_that_is_not_private_says_so_everywhere(ward, capsys):
+    not_private = ("--generator", OUTSIDE, "--set", "why=it copies a record")
+    assert run(*arguments_of(ward, *BUDGET, *not_private, "--dry-run")) == 0
+    told = capsys.readouterr()
+    warning = "synthesize: warning: the synthetic data are not private, and nothing is claimed: it copies a record\n"
+    assert told.err == warning and "a release would have no guarantee" in told.out and "epsilon" not in told.out
+    assert run(*arguments_of(ward, *BUDGET, *not_private)) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith(warning) and told.out.endswith("made.csv.privacy.json: no guarantee\n")
+    stated = read_json(ward.with_name("made.csv.privacy.json"))
+    assert (stated["claim"], stated["claim_reason"], stated["epsilon"]) == ("none", "it copies a record", None)
+    # No later total can hold either.
+    assert run(*arguments_of(ward, *BUDGET, output="second.csv")) == 0
+    assert "2 releases on record use these records; together: no epsilon holds" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -161,7 +260,15 @@ def test_images_become_images(tmp_path):
         (("a.npz", "--output", "absent/b.npz"), "the folder absent does not exist"),
         (("a.npz", "--output", "b.npz", "--low", "2"), "low is 2 and high is 1; low must be below high"),
         (("a.npz", "--output", "b.npz", "--pool", "100"), "pool must be a whole number"),
-        (("a.npz", "--output", "b.npz", "--count-share", "0.9"), "the sum of their squares must be at most"),
+        (("a.npz", "--output", "b.npz", "--set", "count_share=0.9"), "the sum of their squares must be at most"),
+        (("a.npz", "--output", "b.npz", "--set", "count_share"), "--set 'count_share' must have the form KEY=VALUE"),
+        (("a.npz", "--output", "b.npz", "--set", "count_share=[1"), "--set count_share: not valid YAML"),
+        (("a.npz", "--output", "b.npz", "--set", "count_share=2"), "dp_gaussian: count_share must be a number above 0"),
+        (("a.npz", "--output", "b.npz", "--set", "count_shar=0.2"), "key count_shar; did you mean count_share?"),
+        (("a.npz", "--output", "b.npz", "--set", "examples=7"), "--set examples: use the option --rows"),
+        (("a.npz", "--output", "b.npz", "--set", "num_classes=7"), "use the option --num-classes"),
+        (("a.npz", "--output", "b.npz", "--generator", "tff_pdp.kinds:Kinds"), "not a subclass of Generator"),
+        (("a.npz", "--output", "b.npz", "--generator", OUTSIDE, "--pool", "2"), "unknown key pool"),
         (("a.npz", "--output", "b.npz"), "a.npz: cannot read the file"),
     ],
 )

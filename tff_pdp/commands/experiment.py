@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, assigned, assigned_values
 from tff_pdp.errors import ConfigError
 from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.settings import Count, Settings, parse_yaml
@@ -203,7 +203,7 @@ class Tune(_Resuming):
 
     def _search(self) -> dict[str, Any]:
         """Returns the settings of the search that options give, by dotted key."""
-        values = _assigned("--values", self.values, "NAME=NUMBER,NUMBER,...")
+        values = assigned("--values", self.values, "NAME=NUMBER,NUMBER,...")
         given = {
             "algorithm": self.algorithm,
             "mean_runs": self.mean_runs,
@@ -414,20 +414,7 @@ class Doctor(Reporting):
 def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, Any]) -> "ExperimentConfig":
     from tff_pdp.experiment.config import load_experiment
 
-    values = {
-        key: parse_yaml(value, f"--set {key}") for key, value in _assigned("--set", assignments, "KEY=VALUE").items()
-    }
-    return load_experiment(path, {**values, **further})
-
-
-def _assigned(option: str, assignments: tuple[str, ...], form: str) -> dict[str, str]:
-    values = {}
-    for assignment in assignments:
-        name, separator, value = assignment.partition("=")
-        if not separator:
-            raise ConfigError(f"{option} {assignment!r} must have the form {form}")
-        values[name] = value
-    return values
+    return load_experiment(path, {**assigned_values("--set", assignments), **further})
 
 
 def _exported_id(config: "ExperimentConfig", client_id: str) -> str:

@@ -157,6 +157,37 @@ def test_noise_on_the_release_is_on_the_grid_and_has_its_deviation():
     assert rest.std() == pytest.approx(z, rel=5 * math.sqrt(0.5 / rest.size))
 
 
+def test_features_vary_by_themselves_where_the_noise_hides_directions():
+    n, features = 4000, 32
+    # The unit of the noise on second moments, for z = 1 and R = 1; five units are below the edge of the noise's own
+    # eigenvalues, 2 sqrt(32 / 2) = 8 units, and above two units.
+    variance = 5 / (DpGaussian(examples=1).product_share * n)
+    x = np.random.default_rng(0).choice([-1, 1], (n, features)) * math.sqrt(variance)
+    found = {}
+    for own in (False, True):
+        settings = settings_of(examples=4000, num_classes=1, radius=1.0, own_variances=own)
+        found[own] = dp_gaussian(x, np.zeros(n, int), settings, 1.0, draws_of()).x.var(axis=0) / variance
+    # A released variance has a standard deviation of one unit, a fifth of the variance.
+    assert found[True].mean() == pytest.approx(1, abs=0.15) and found[False].mean() < 0.7
+    # Constant features have no variance of their own, but by chance: the probability of two deviations is 2.3 %.
+    settings = settings_of(examples=100, num_classes=1, radius=1.0, own_variances=True)
+    still = dp_gaussian(np.zeros((n, features)), np.zeros(n, int), settings, 1.0, draws_of()).x
+    assert (still.std(axis=0) < 1e-6).mean() > 0.8
+
+
+def test_the_plan_has_the_numbers_of_the_release():
+    settings = settings_of(num_classes=3, count_share=0.5, pool=2)
+    # Four pooled features: 3 (1 + 4) + 4 * 5 / 2 values; a count has the share 0.5, and needs four deviations.
+    assert settings.plan((4, 4), 1.5) == {
+        "released_values": 25,
+        "noise_deviation_of_a_class_count": 3,
+        "class_appears_from_noised_count": 12,
+    }
+    with pytest.raises(ConfigError, match="pooling needs images"):
+        settings.plan((5, 4), 1.5)
+    assert settings.table_settings(2.5) == {"radius": 2.5, "own_variances": True}
+
+
 def test_labels_are_in_proportion_whatever_the_draws():
     counts = np.array([10.0, 0.0, 25.5, 64.5])
     for key in range(20):

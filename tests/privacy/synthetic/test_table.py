@@ -77,6 +77,37 @@ def test_numbers_are_within_bounds_and_rounded():
     assert Numeric(low=-1000, high=1000).decode(made, made) == ["-1000", "246.9", "1000", "1000"]
 
 
+def test_bins_are_categories_and_numbers_lie_evenly_in_them():
+    column = Numeric(low=0, high=1, bins=4)
+    hot = np.array([column.encode(text) for text in ("0.3", "1", "0", "0.74")])
+    assert column.size == 3 and column.most == 0.75
+    # Centred one-hot vectors of the bins 1, 3, 0 and 2.
+    assert hot @ hot.T == pytest.approx(np.eye(4) - 1 / 4)
+    # Multiples of 0.618034, less whole numbers: 0.618034 and 0.236068, then divided by the four bins.
+    assert column.decode(hot[:2], np.zeros(2, int)) == ["0.4045", "0.809"]
+    made = np.array(column.decode(np.repeat(hot[:1], 1000, axis=0), np.zeros(1000, int)), float)
+    assert np.sort(made) == pytest.approx(np.linspace(0.25, 0.5, 1000), abs=1e-3)
+
+
+def test_bins_of_whole_numbers_have_whole_numbers():
+    column = Numeric(low=0.5, high=4.5, whole=True, bins=2)
+    hot = np.array([column.encode(text) for text in "1234"])
+    assert hot[0] == hot[1] == -hot[2] == -hot[3]
+    # 1 + 2 * 0.618 and 1 + 2 * 0.236, then the same from 3 on for 0.854 and 0.472.
+    assert column.decode(hot, np.zeros(4, int)) == ["2", "1", "4", "3"]
+    wide = Numeric(low=0, high=120, whole=True, bins=7)
+    hot = np.array([wide.encode(str(age)) for age in range(121)])
+    back = wide.decode(hot, np.arange(121))
+    assert (np.array([wide.encode(text) for text in back]) == hot).all()
+
+
+def test_a_schema_with_bins_has_a_radius_for_them(tmp_path):
+    schema = SCHEMA.replace("high: 120, whole: true", "high: 120, whole: true, bins: 10")
+    table = table_of(tmp_path, schema=schema)
+    assert table.x.shape == (3, 12) and np.linalg.norm(table.x, axis=1).max() <= schema_of(schema).radius
+    assert schema_of(schema).radius == pytest.approx(math.sqrt(0.9 + 2 / 3 + 0.25))
+
+
 @pytest.mark.parametrize("probabilities", [(0.5, 0.5), (0.98, 0.02), (0.7, 0.2, 0.07, 0.03), (0.25,) * 4])
 def test_categories_are_as_frequent_as_their_scores_say(probabilities):
     p, generator = np.array(probabilities), np.random.default_rng(0)
@@ -180,6 +211,8 @@ def test_another_header_is_refused(tmp_path, text, message):
         ("columns: {}", "columns"),
         ("columns: {a: {kind: numeric, low: 1, high: 1}}", "low must be below high"),
         ("columns: {a: {kind: numeric, low: 0.2, high: 0.8, whole: true}}", "no whole number"),
+        ("columns: {a: {kind: numeric, low: 1, high: 4, whole: true, bins: 5}}", "there are only 4 whole numbers"),
+        ("columns: {a: {kind: numeric, low: 1, high: 4, bins: 1}}", "bins must be"),
         ("columns: {a: {kind: categorical, categories: [x]}}", "categories must be a list of at least 2"),
         ("columns: {a: {kind: categorical, categories: [1, '1']}}", "a category twice"),
         ("columns: {a: {kind: numeric, low: 0, high: 1}}\nlabel: a", "the name of a categorical column"),

@@ -1,7 +1,7 @@
 """Defines synthetic examples, and the settings class from which every generator of synthetic examples is derived."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Any
 
 import dp_accounting
 import numpy as np
@@ -50,9 +50,21 @@ class Generator(Settings, tag_field="kind"):
         if not self.low < self.high:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
 
+    @classmethod
+    def table_settings(cls, radius: float) -> dict[str, Any]:
+        """Returns settings that suit the features of a table; `radius` is the largest norm that a row can have."""
+        return {}
+
+    @property
+    def why_not_private(self) -> str:
+        """Reason why nothing can be claimed of the result; empty if the event covers the result."""
+        return ""
+
     @property
     def claim(self) -> tuple[Claim, str]:
-        """The claim for the examples, and its reason in one line; examples are covered by `event`."""
+        """The claim for the examples, under the cost of `event`, and its reason in one line."""
+        if self.why_not_private:
+            return "none", self.why_not_private
         return (
             "formal",
             "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
@@ -62,6 +74,20 @@ class Generator(Settings, tag_field="kind"):
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record."""
         raise NotImplementedError
+
+    def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+        """Returns numbers by which a reader can judge a release before it is made; names have the unit, in words.
+
+        Every number is a function of the arguments and of the settings. No number: this kind of generator has none.
+
+        Args:
+          input_shape: shape of an example.
+          noise_multiplier: as in `fit`.
+
+        Raises:
+          ConfigError: the shape does not fit the settings.
+        """
+        return {}
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`."""

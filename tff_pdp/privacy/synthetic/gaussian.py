@@ -9,7 +9,7 @@ of the number of features.
 import itertools
 import math
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Any
 
 import dp_accounting
 import numpy as np
@@ -27,6 +27,8 @@ from tff_pdp.settings import Share
 MOST_VALUES = 10**6
 # Classes whose noised count is below this many standard deviations of the noise get no synthetic examples.
 _DEVIATIONS = 4
+# A feature whose variance is below this many standard deviations of the noise has no variance of its own.
+_VARIANCE_DEVIATIONS = 2
 # A share by which norms are shortened, above what float64 rounds in a norm of up to 4,096 squares.
 _SHORTER = 2.0**-40
 # Features become whole multiples of 2**-_BITS. Then the products of as many examples as are summed at once are whole
@@ -49,12 +51,16 @@ class DpGaussian(Generator, tag="dp_gaussian"):
         image has each average in all places of the square, so that its shape is that of the records.
       count_share: a, share of the sensitivity that class counts have.
       mean_share: b, share that class means have; products of features have the rest, c, so that a^2 + b^2 + c^2 = 1.
+      own_variances: whether each feature also varies by itself, if its released variance is above the noise and
+        directions with variances above the noise do not explain it. Otherwise, a feature of small variance may be
+        constant. Variances of their own suit tables; in images, they are grain.
     """
 
     radius: Annotated[float, Meta(ge=1e-30, le=1e30)] | None = None
     pool: Annotated[int, Meta(ge=1, le=64)] = 1
     count_share: Share = 0.3
     mean_share: Share = 0.6
+    own_variances: bool = False
 
     def __post_init__(self):
         super().__post_init__()
@@ -63,6 +69,11 @@ class DpGaussian(Generator, tag="dp_gaussian"):
                 f"count_share is {self.count_share:g} and mean_share {self.mean_share:g}; the sum of their squares "
                 f"must be at most {1 - _LEAST_REST:g}"
             )
+
+    @classmethod
+    def table_settings(cls, radius: float) -> dict[str, Any]:
+        """Returns the radius, and own variances."""
+        return {"radius": radius, "own_variances": True}
 
     @property
     def product_share(self) -> float:
@@ -79,6 +90,15 @@ class DpGaussian(Generator, tag="dp_gaussian"):
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of one release: a Gaussian sum, whose noise is drawn exactly and costs nothing more."""
         return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+    def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
+        """Returns the size of the release, the noise on a count, and the least noised count that makes a class."""
+        num_features = math.prod(pooled_shape(input_shape, self))
+        return {
+            "released_values": _num_values(num_features, self),
+            "noise_deviation_of_a_class_count": noise_multiplier / self.count_share,
+            "class_appears_from_noised_count": _least_count(noise_multiplier, self),
+        }
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes, labels, and the size of the release."""
@@ -125,7 +145,7 @@ def dp_gaussian(
     sizes = (settings.num_classes, settings.num_classes * num_features)
     counts, sums, products = np.split(noised, np.cumsum(sizes))
     counts = counts / settings.count_share
-    least = _DEVIATIONS * noise_multiplier / settings.count_share
+    least = _least_count(noise_multiplier, settings)
     kept = np.flatnonzero(counts > least)
     if not len(kept):
         raise DataError(
@@ -136,9 +156,11 @@ def dp_gaussian(
     counts = counts[kept]
     sums = sums.reshape(settings.num_classes, num_features)[kept] * (bound / settings.mean_share)
     means = np.clip(sums / counts[:, None], settings.low, settings.high)
-    spread = _spread(products, counts, means, bound, settings, noise_multiplier)
+    spread, own = _spread(products, counts, means, bound, settings, noise_multiplier)
     labels = draw_labels(counts, settings.examples, draws)
     drawn = means[labels] + draw_normals((settings.examples, spread.shape[1]), draws) @ spread.T
+    if settings.own_variances:
+        drawn += draw_normals((settings.examples, num_features), draws) * own
     drawn = np.clip(drawn, settings.low, settings.high).reshape(settings.examples, *shape)
     return SyntheticExamples(_enlarged(drawn, settings.pool), kept[labels])
 
@@ -228,9 +250,17 @@ def pooled_shape(shape: tuple[int, ...], settings: DpGaussian) -> tuple[int, ...
     return (shape[0] // settings.pool, shape[1] // settings.pool, *shape[2:])
 
 
+def _num_values(num_features: int, settings: DpGaussian) -> int:
+    return settings.num_classes * (1 + num_features) + num_features * (num_features + 1) // 2
+
+
+def _least_count(noise_multiplier: float, settings: DpGaussian) -> float:
+    return _DEVIATIONS * noise_multiplier / settings.count_share
+
+
 def _check(x: np.ndarray, y: np.ndarray, settings: DpGaussian) -> None:
     num_features = math.prod(pooled_shape(x.shape[1:], settings))
-    num_values = settings.num_classes * (1 + num_features) + num_features * (num_features + 1) // 2
+    num_values = _num_values(num_features, settings)
     if not num_features:
         raise ConfigError("the examples have no features")
     if num_values > MOST_VALUES:
@@ -251,8 +281,11 @@ def _spread(
     bound: float,
     settings: DpGaussian,
     noise_multiplier: float,
-) -> np.ndarray:
-    """Returns a root of the covariance within classes, `[features, kept]`: V sqrt(lambda) of what is above the noise.
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a root of the covariance within classes, and the rest of each feature's standard deviation.
+
+    The root, `[features, kept]`, is V sqrt(lambda) of the eigenvalues that are above the noise. The rest, `[features]`,
+    is the root of the variance that the kept eigenvalues lack, or 0 if that variance is not above the noise.
 
     Noise on a symmetric matrix of d features has the standard deviation z / sqrt(2) beside the diagonal, in phi's unit,
     so that its own largest eigenvalue is about 2 z sqrt(d / 2).
@@ -262,9 +295,12 @@ def _spread(
     moments = np.zeros((num_features, num_features))
     moments[np.triu_indices(num_features, 1)] = products[num_features:] * (scale * math.sqrt(0.5))
     moments = moments + moments.T + np.diag(products[:num_features] * scale)
-    values, vectors = np.linalg.eigh(moments - (means.T * (counts / total)) @ means)
+    covariance = moments - (means.T * (counts / total)) @ means
+    values, vectors = np.linalg.eigh(covariance)
     kept = values > 2 * noise_multiplier * math.sqrt(num_features / 2) * scale
-    return vectors[:, kept] * np.sqrt(values[kept])
+    root = vectors[:, kept] * np.sqrt(values[kept])
+    rest = covariance.diagonal() - np.square(root).sum(axis=1)
+    return root, np.sqrt(np.where(rest > _VARIANCE_DEVIATIONS * noise_multiplier * scale, rest, 0))
 
 
 def _enlarged(x: np.ndarray, pool: int) -> np.ndarray:

@@ -71,6 +71,8 @@ def plan_release(generator: Generator, epsilon: float, delta: float) -> PlannedR
 def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict[str, Any]:
     """States the guarantee of a release, as plain data for JSON. Nothing in it depends on records.
 
+    If the generator has a reason why nothing can be claimed, the claim is `none`, without epsilon and delta.
+
     Args:
       planned: the release.
       public: what is treated as public, one clause each.
@@ -84,9 +86,11 @@ def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict
         "unit": unit,
         "adjacency": Adjacency.ADD_OR_REMOVE_ONE.value,
         "adjacency_words": f"{unit} is present or absent; replacing it is a removal and an addition, and costs more",
-        "protected_from": "everyone who sees the synthetic data, this statement, or anything made from them",
-        "epsilon": planned.epsilon,
-        "delta": planned.budget.delta,
+        "protected_from": "nobody, as nothing is claimed"
+        if why_not
+        else "everyone who sees the synthetic data, this statement, or anything made from them",
+        "epsilon": None if why_not else planned.epsilon,
+        "delta": None if why_not else planned.budget.delta,
         "epsilon_target": planned.budget.epsilon,
         "noise_multiplier": planned.noise_multiplier,
         "event": event_to_dict(planned.event),

@@ -21,6 +21,7 @@ from tff_pdp.settings import Name, Settings
 
 # A synthetic number of a column that is not whole is rounded to a part in 10**_DIGITS of the column's width.
 _DIGITS = 4
+_GOLDEN = (math.sqrt(5) - 1) / 2
 # Steps by which the frequencies of categories approach their probabilities.
 _STEPS = 200
 
@@ -32,30 +33,48 @@ class Numeric(Settings, tag_field="kind", tag="numeric"):
       low: public lower bound; a lower number in the table is refused.
       high: public upper bound.
       whole: whether all numbers are whole.
+      bins: number of bins of equal width. With bins, the column's distribution may have any form, up to the width of a
+        bin: a synthetic number lies evenly in a bin. Without bins, numbers of a class have a bell curve, cut off at the
+        bounds. Bins make more features, and so more noise.
     """
 
     low: Bound
     high: Bound
     whole: bool = False
+    bins: Annotated[int, Meta(ge=2, le=100)] | None = None
 
     def __post_init__(self):
         if not self.low < self.high:
             raise ValueError(f"low is {self.low:g} and high is {self.high:g}; low must be below high")
         if self.whole and math.ceil(self.low) > math.floor(self.high):
             raise ValueError(f"there is no whole number between {self.low:g} and {self.high:g}")
+        if self.bins and self.whole and self.bins > self._end - self._start:
+            raise ValueError(f"bins is {self.bins}; there are only {self._end - self._start:g} whole numbers")
 
     @property
     def size(self) -> int:
         """Number of features."""
-        return 1
+        return self.bins - 1 if self.bins else 1
 
     @property
     def most(self) -> float:
         """The largest squared norm of the features."""
-        return 0.25
+        return self.size / self.bins if self.bins else 0.25
 
-    def encode(self, text: str) -> float:
-        """Returns the feature of a cell; raises a ValueError that says what is allowed, without the cell's text."""
+    @property
+    def _start(self) -> float:
+        return math.ceil(self.low) if self.whole else self.low
+
+    @property
+    def _end(self) -> float:
+        return math.floor(self.high) + 1 if self.whole else self.high
+
+    def encode(self, text: str) -> float | np.ndarray:
+        """Returns the features of a cell, a number or, with bins, float64 `[size]`.
+
+        Raises:
+          ValueError: the cell is not allowed; the message says what is allowed, without the cell's text.
+        """
         try:
             value = float(text)
         except ValueError:
@@ -64,12 +83,25 @@ class Numeric(Settings, tag_field="kind", tag="numeric"):
             raise ValueError(f"is not a number between {self.low:g} and {self.high:g}")
         if self.whole and value != math.floor(value):
             raise ValueError("is not a whole number")
+        if self.bins:
+            place = int((value - self._start) * self.bins / (self._end - self._start))
+            return _coordinates(self.bins)[:, min(place, self.bins - 1)]
         # Halves first: the width of large bounds has a rounding error.
         return (value - self.low) / (self.high - self.low) - 0.5
 
-    def decode(self, features: np.ndarray, _groups: np.ndarray) -> list[str]:
-        """Returns cells for features, float64 `[n, 1]`."""
-        values = self.low + (np.clip(features[:, 0], -0.5, 0.5) + 0.5) * (self.high - self.low)
+    def decode(self, features: np.ndarray, groups: np.ndarray) -> list[str]:
+        """Returns cells for features, float64 `[n, size]`; with bins, bins are chosen as `Categorical.decode` does."""
+        if self.bins:
+            # Multiples of the golden ratio lie evenly between 0 and 1.
+            evenly = np.arange(1, len(features) + 1) * _GOLDEN % 1
+            edges = self._start + np.arange(self.bins + 1) * (self._end - self._start) / self.bins
+            # The first whole number of a bin is not below its edge.
+            edges = np.ceil(edges) if self.whole else edges
+            places = _choose_in_groups(features, groups, self.bins)
+            values = edges[places] * (1 - evenly) + edges[places + 1] * evenly
+            values = np.floor(values) if self.whole else values
+        else:
+            values = self.low + (np.clip(features[:, 0], -0.5, 0.5) + 0.5) * (self.high - self.low)
         if self.whole:
             whole = np.clip(np.rint(values), math.ceil(self.low), math.floor(self.high))
             return [str(int(value)) for value in whole.tolist()]
@@ -124,12 +156,7 @@ class Categorical(Settings, tag_field="kind", tag="categorical"):
         Without offsets, rare categories would become rarer still, because a Gaussian cannot represent a probability
         near 0.
         """
-        scores = features @ _coordinates(len(self.names)) + 1 / len(self.names)
-        places = np.zeros(len(scores), np.int64)
-        for group in np.unique(groups):
-            own = groups == group
-            places[own] = _choose(scores[own])
-        return [self.names[place] for place in places.tolist()]
+        return [self.names[place] for place in _choose_in_groups(features, groups, len(self.names)).tolist()]
 
 
 Column = Numeric | Categorical
@@ -272,6 +299,16 @@ def _coordinates(categories: int) -> np.ndarray:
     sizes = np.arange(1, categories)
     rows[sizes - 1, sizes] = -sizes
     return rows / np.sqrt(sizes * (sizes + 1))[:, None]
+
+
+def _choose_in_groups(features: np.ndarray, groups: np.ndarray, categories: int) -> np.ndarray:
+    """Chooses a category for each row of features `[n, categories - 1]`, as often in a group as its mean scores say."""
+    scores = features @ _coordinates(categories) + 1 / categories
+    places = np.zeros(len(scores), np.int64)
+    for group in np.unique(groups):
+        own = groups == group
+        places[own] = _choose(scores[own])
+    return places
 
 
 def _choose(scores: np.ndarray) -> np.ndarray:
