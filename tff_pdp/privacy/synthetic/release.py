@@ -11,6 +11,7 @@ from tff_pdp.privacy.accounting.accountants import Adjacency, epsilon_bounds, so
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.events import event_to_dict
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import GUARANTEES
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples
 from tff_pdp.settings import to_plain
@@ -79,6 +80,7 @@ def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict
       unit: what one record is.
     """
     claim, reason = planned.generator.claim
+    is_covered = claim in GUARANTEES
     return {
         "format_version": FORMAT_VERSION,
         "claim": claim,
@@ -86,11 +88,11 @@ def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict
         "unit": unit,
         "adjacency": Adjacency.ADD_OR_REMOVE_ONE.value,
         "adjacency_words": f"{unit} is present or absent; replacing it is a removal and an addition, and costs more",
-        "protected_from": "nobody, as nothing is claimed"
-        if why_not
-        else "everyone who sees the synthetic data, this statement, or anything made from them",
-        "epsilon": None if why_not else planned.epsilon,
-        "delta": None if why_not else planned.budget.delta,
+        "protected_from": "everyone who sees the synthetic data, this statement, or anything made from them"
+        if is_covered
+        else "nobody, as nothing is claimed",
+        "epsilon": planned.epsilon if is_covered else None,
+        "delta": planned.budget.delta if is_covered else None,
         "epsilon_target": planned.budget.epsilon,
         "noise_multiplier": planned.noise_multiplier,
         "event": event_to_dict(planned.event),
