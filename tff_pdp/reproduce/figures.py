@@ -1,6 +1,7 @@
 """Draws the figures of the MR-MTL thesis: utility against privacy, utility against lambda, and privacy overhead.
 
-If budgets differ between silos, one figure shows each method's utility.
+If budgets differ between silos, one figure shows each method's utility. If silos have made synthetic images, a figure
+for each budget shows some of them.
 """
 
 import math
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,8 +19,9 @@ from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reproduce.budget import Budget, budget_text, epsilon_of, in_order
 from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.methods import METHODS, OVERHEAD_METHODS
 from tff_pdp.reproduce.report import Reported, VariantReport
-from tff_pdp.reproduce.setting import METHODS, OVERHEAD_METHODS
+from tff_pdp.reproduce.sweep import images_file
 
 _WIDTH, _HEIGHT = 7.6, 5.4
 _BESIDE = 3.6
@@ -119,6 +122,32 @@ def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
     return figure
 
 
+def write_image_figures(report: Reported, output: Path) -> dict[str, list[Path]]:
+    """Draws the synthetic images that runs have kept, a figure for each variant and budget, as SVG and PNG.
+
+    Args:
+      report: report whose variants and budgets are drawn.
+      output: folder of the reproduction's results.
+
+    Returns:
+      The files by name of the variant.
+    """
+    written: dict[str, list[Path]] = {}
+    for variant in report.variants:
+        for budget in _budgets(variant.means):
+            kept = images_file(output, variant.variant.name, budget)
+            if not kept.exists():
+                continue
+            with svg.style(kept.stem), np.load(kept) as arrays:
+                names = arrays["names"].tolist()
+                x, y = ([arrays[f"{key}_{place}"] for place in range(len(names))] for key in "xy")
+                low, high = arrays["value_range"].tolist()
+                figure = svg.synthetic_images(x, y, names, (low, high))
+                files = [_save(figure, kept.with_suffix(f".{kind}")) for kind in ("svg", "png")]
+            written.setdefault(variant.variant.name, []).extend(files)
+    return written
+
+
 def _budgets(means: Sequence[Mean]) -> list[Budget]:
     return in_order(mean.budget for mean in means)
 
@@ -191,10 +220,12 @@ def _draw_across(axes: Axes, mean: Mean) -> None:
 def _style(name: str) -> dict[str, Any]:
     """Returns a method's style, the same in every figure, whatever other methods are in it."""
     place = list(METHODS).index(name)
+    # Where colours with lines begin again, markers differ.
+    styles = len(COLOURS) * len(LINES)
     return {
         "color": COLOURS[place % len(COLOURS)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "linestyle": LINES[place // len(COLOURS)],
+        "marker": MARKERS[(place + place // styles) % len(MARKERS)],
+        "linestyle": LINES[place % styles // len(COLOURS)],
         "label": METHODS[name].title,
     }
 

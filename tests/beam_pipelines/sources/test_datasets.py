@@ -133,7 +133,9 @@ def test_a_part_of_the_images_in_unequal_shares(prepare, tmp_path):
 def test_settings_at_their_defaults_leave_manifests_as_they_were(prepare, tmp_path):
     write_mnist(tmp_path / "raw", train=400, test=100)
     recorded = prepare(**PARTITIONED).manifest.parameters
-    assert not {"images_per_client", "training_images", "test_partition", "shards_per_client", "min_images"} & set(recorded)
+    assert not {"images_per_client", "training_images", "test_partition", "shards_per_client", "min_images"} & set(
+        recorded
+    )
 
 
 def test_without_the_package_of_fashion_mnist(prepare, tmp_path):

@@ -19,7 +19,8 @@ from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, with_grid
 from tff_pdp.privacy.mechanisms.user_noise import TreeNoise
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
-from tff_pdp.reproduce.setting import METHODS, NAMES, read_setting
+from tff_pdp.reproduce.methods import METHODS
+from tff_pdp.reproduce.setting import NAMES, read_setting
 
 # What was published of a reproduction lies beside the configurations, and is none.
 FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "published"}
