@@ -108,7 +108,7 @@ def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
     for axes, budget in zip(panels, budgets, strict=True):
         for mean in means:
             if mean.budget == budget:
-                colour, place = _style(mean.method)["color"], names.index(mean.method)
+                colour, place = style_of(mean.method)["color"], names.index(mean.method)
                 axes.errorbar(mean.mean, place, xerr=mean.deviation, fmt="o", color=colour, capsize=3)
                 stated = variant.published.get((mean.method, budget))
                 if stated is not None and report.is_paper_scale:
@@ -179,7 +179,7 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
     stated = [(budget, value, name) for (name, budget), value in published.items() if (name, budget) in shown]
     for index, (epsilon, value, name) in enumerate(stated):
         label = None if index else "published"
-        axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)
+        axes.plot(epsilon, value, "*", color=style_of(name)["color"], markersize=13, label=label, zorder=5)
     axes.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in drawn})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -201,7 +201,7 @@ def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
 
 
 def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:
-    style = _style(name)
+    style = style_of(name)
     axes.plot(places, [mean.mean for mean in means], markersize=5, **style)
     if any(mean.deviation for mean in means):
         low, high = ([mean.mean + sign * (mean.deviation or 0.0) for mean in means] for sign in (-1, 1))
@@ -210,14 +210,14 @@ def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean])
 
 def _draw_across(axes: Axes, mean: Mean) -> None:
     """Draws a level line, for a figure that does not depend on the horizontal axis."""
-    style = _style(mean.method)
+    style = style_of(mean.method)
     axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
     if mean.deviation:
         low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
         axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _style(name: str) -> dict[str, Any]:
+def style_of(name: str) -> dict[str, Any]:
     """Returns a method's style, the same in every figure, whatever other methods are in it."""
     place = list(METHODS).index(name)
     # Where colours with lines begin again, markers differ.
