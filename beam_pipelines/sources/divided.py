@@ -197,6 +197,9 @@ class DividedImages(SourceSettings):
       images_per_client: number of images that each client gets for training and validation. The images of all clients
         together are drawn at random from the training images and then divided; by default, all training images are
         divided. Only for partitions into equal sizes: `dirichlet`, `shards` and `uniform`.
+      training_images: number of images of all clients together for training and validation, drawn at random from the
+        training images and then divided; by default, all training images are divided. Only for partitions into unequal
+        sizes: `classes` and `dirichlet_unequal`.
       test_partition: `same`: test images are divided as training images are, so each client is tested on its own mix of
         classes. `uniform`: each client gets an equal share of all test images, drawn at random.
       shrink: side, in pixels, of the squares that are each averaged to one pixel; 1 keeps the images unchanged.
@@ -204,11 +207,17 @@ class DividedImages(SourceSettings):
 
     partition: Partition
     images_per_client: Count | None = None
+    training_images: Count | None = None
     test_partition: Literal["same", "uniform"] = "same"
     shrink: Count = 1
 
     def __post_init__(self):
         super().__post_init__()
+        if self.training_images is not None and self.partition.has_equal_sizes:
+            raise ValueError(
+                f"training_images {self.training_images} is for clients of unequal size; partition "
+                f"{to_plain(self.partition)['kind']} makes clients of equal size: set images_per_client instead"
+            )
         given, partition = self.images_per_client, self.partition
         if given is None:
             return
@@ -236,6 +245,7 @@ class DividedImages(SourceSettings):
             self.shrink,
             self.seed,
             images_per_client=self.images_per_client,
+            training_images=self.training_images,
             test_partition=self.test_partition,
         )
         given = dict.fromkeys(("num_clients", "classes_per_client", "concentration")) | to_plain(self.partition)
@@ -243,6 +253,8 @@ class DividedImages(SourceSettings):
         # Recorded only where set: client datasets from before these settings existed remain valid.
         if self.images_per_client is not None:
             recorded["images_per_client"] = self.images_per_client
+        if self.training_images is not None:
+            recorded["training_images"] = self.training_images
         if self.test_partition != "same":
             recorded["test_partition"] = self.test_partition
         recorded["origin"] = dataset.origin
@@ -294,6 +306,7 @@ def partitioned_images(
     seed: int,
     *,
     images_per_client: int | None = None,
+    training_images: int | None = None,
     test_partition: Literal["same", "uniform"] = "same",
 ) -> Iterator[SiloArrays]:
     """Makes the clients `silo_000`, ..., one at a time; the same arguments give the same clients.
@@ -306,6 +319,8 @@ def partitioned_images(
       images_per_client: number of train images of each client; None divides all train images. The images of all
         clients together are drawn at random from the train images, and then divided. The partition must make clients of
         equal size.
+      training_images: number of train images of all clients together, drawn at random from the train images and then
+        divided; None divides all train images.
       test_partition: `same`: test images are divided as train images are; `uniform`: evenly and at random.
 
     Returns:
@@ -323,7 +338,7 @@ def partitioned_images(
     shares_stream, train_stream, test_stream, pool_stream = (
         np.random.default_rng([seed, purpose]) for purpose in (_SHARES, _TRAIN, _TEST, _POOL)
     )
-    pool = _draw_pool(len(dataset.train.y), num_clients, images_per_client, pool_stream)
+    pool = _draw_pool(len(dataset.train.y), num_clients, images_per_client, training_images, pool_stream)
     sides = [(dataset.train.y[pool], train_stream)]
     if test_partition == "same":
         sides.append((dataset.test.y, test_stream))
@@ -340,17 +355,29 @@ def partitioned_images(
 
 
 def _draw_pool(
-    num_images: int, num_clients: int, images_per_client: int | None, generator: np.random.Generator
+    num_images: int,
+    num_clients: int,
+    images_per_client: int | None,
+    training_images: int | None,
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """Draws the train images that are divided: their sorted positions, int64 `[n]`; all if no number is given."""
-    if images_per_client is None:
+    if images_per_client is not None:
+        wanted = num_clients * images_per_client
+        if wanted > num_images:
+            raise ConfigError(
+                f"data.images_per_client: {num_clients} clients with {images_per_client} images each need {wanted} "
+                f"training images, but there are {num_images}; lower images_per_client or partition.num_clients"
+            )
+    elif training_images is not None:
+        wanted = training_images
+        if wanted > num_images:
+            raise ConfigError(
+                f"data.training_images: {wanted} training images are wanted, but there are {num_images}; lower "
+                "training_images"
+            )
+    else:
         return np.arange(num_images)
-    wanted = num_clients * images_per_client
-    if wanted > num_images:
-        raise ConfigError(
-            f"data.images_per_client: {num_clients} clients with {images_per_client} images each need {wanted} "
-            f"training images, but there are {num_images}; lower images_per_client or partition.num_clients"
-        )
     return np.sort(generator.permutation(num_images)[:wanted])
 
 

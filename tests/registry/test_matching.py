@@ -163,7 +163,7 @@ def test_another_division_of_the_same_raw_files_is_told_by_content(tmp_path):
 
 def test_another_partition_of_the_same_images_is_told_by_content(tmp_path):
     shards = {"partition": "shards", "shards_per_client": 2, "images_per_client": 3, "test_partition": "uniform"}
-    unequal = {"partition": "dirichlet_unequal", "concentration": 0.5, "min_images": 1}
+    unequal = {"partition": "dirichlet_unequal", "concentration": 0.5, "min_images": 1, "training_images": 3}
     one, two = (
         digests(tmp_path / how["partition"], {"silo_000": records(first, first + 3)}, parameters=how, sources=["f"])
         for first, how in ((0, shards), (3, unequal))

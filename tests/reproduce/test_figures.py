@@ -1,12 +1,20 @@
 import itertools
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from tests.reproduce.reproduce_support import build_reproduction, fake_row
-from tff_pdp.reproduce.figures import lambda_figure, privacy_overhead_figure, privacy_utility_figure, write_figures
-from tff_pdp.reproduce.report import build_report
-from tff_pdp.reproduce.sweep import Outcome, ResultStore
+from tff_pdp.reproduce.figures import (
+    lambda_figure,
+    privacy_overhead_figure,
+    privacy_utility_figure,
+    write_figures,
+    write_image_figures,
+)
+from tff_pdp.reproduce.jobs import Job
+from tff_pdp.reproduce.report import build_report, report_text
+from tff_pdp.reproduce.sweep import Outcome, ResultStore, keep_images
 
 
 @pytest.fixture
@@ -88,3 +96,24 @@ def test_files_are_written_for_each_variant_and_repeat(report_of, tmp_path):
     assert picture.std() > 0.01
     first = {path: path.read_bytes() for path in written}
     assert {path: path.read_bytes() for path in write_figures(report, tmp_path / "figures")} == first
+
+
+def test_kept_synthetic_images_are_drawn_for_each_budget(report_of, tmp_path):
+    report = report_of(methods=("local_only",), epsilons=(1.0, 6.0))
+    silos = {f"silo_{place}": (np.full((3, 2, 2, 1), place / 2, np.float32), np.array([3, 1, 3])) for place in (0, 1)}
+    assert write_image_figures(report, tmp_path) == {}
+    keep_images(tmp_path, Job("default", "local_only", 6.0, 1), silos, (0.0, 1.0))
+    assert write_image_figures(report, tmp_path) == {}
+    keep_images(tmp_path, Job("default", "local_only", 6.0, 0), silos, (0.0, 1.0))
+    written = write_image_figures(report, tmp_path)
+    names = [path.name for path in written["default"]]
+    assert names == ["synthetic_default_6.svg", "synthetic_default_6.png"]
+    text = written["default"][0].read_text()
+    assert "silo_0" in text and "silo_1" in text
+    again = text, written["default"][1].read_bytes()
+    keep_images(tmp_path, Job("default", "fed_avg", 6.0, 0), silos, (0.0, 1.0))
+    write_image_figures(report, tmp_path)
+    assert (written["default"][0].read_text(), written["default"][1].read_bytes()) == again
+    place = "figures/synthetic_default_6.png"
+    lines = report_text(report, {"default": [place]}).splitlines()
+    assert f"![Synthetic images of seed 0, a row for each silo]({place})" in lines

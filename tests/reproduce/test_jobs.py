@@ -15,8 +15,9 @@ from tff_pdp.privacy.mechanisms.feature_scaling import PaperPrivateStandardisati
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.inputs import INPUTS, MADE_UP, digest_of, digest_of_data, find_input
 from tff_pdp.reproduce.jobs import Job
+from tff_pdp.reproduce.methods import GRID_METHODS, METHODS, SILO_METHODS
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
-from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, NAMES, SILO_METHODS, read_setting
+from tff_pdp.reproduce.setting import NAMES, read_setting
 
 
 def every_run():

@@ -16,9 +16,10 @@ from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.figures import budgets_figure, privacy_utility_figure, write_figures
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.means import Mean, holds, means_over_seeds, measured_in
+from tff_pdp.reproduce.methods import METHODS, SweptMethod
 from tff_pdp.reproduce.report import build_report, report_text
 from tff_pdp.reproduce.reproduction import build_reproduction as complete
-from tff_pdp.reproduce.setting import METHODS, NAMES, Band, Scale, Statement, SweptMethod, read_setting
+from tff_pdp.reproduce.setting import NAMES, Band, Scale, Statement, read_setting
 from tff_pdp.reproduce.sweep import Outcome, ResultStore
 from tff_pdp.reproduce.tables import traffic_lines
 from tff_pdp.settings import read_settings

@@ -154,3 +154,16 @@ def test_a_training_that_diverges_is_an_error(reproduction, runner):
 def test_the_variants_scale_and_draw_differently(runner):
     own, common = (runner(Job(name, "fed_avg", 6.0, 0)).row["value"] for name in ("paper", "paper_common_scaling"))
     assert own != common
+
+
+def test_a_setting_may_weigh_clients_equally_and_show_the_shared_model(runner):
+    jobs = [Job("default", name, 6.0, 0) for name in ("fed_avg", "local_only")]
+    before = [runner(job).row for job in jobs]
+    with setting_changed("school", averages="clients", shows_shared_model=True):
+        shared, alone = (runner(job).row for job in jobs)
+    assert "shared" not in before[0] and "shared" not in alone
+    # A client's model is the shared one.
+    assert shared["shared"] == shared["value"] == shared["mean_over_clients"] == before[0]["mean_over_clients"]
+    # Test examples: 8, 5 and 6.
+    assert before[0]["value"] != before[0]["mean_over_clients"]
+    assert alone["value"] == before[1]["mean_over_clients"]

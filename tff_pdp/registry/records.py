@@ -40,6 +40,7 @@ _NOT_FORM = frozenset(
         "partition",
         "shards_per_client",
         "test_partition",
+        "training_images",
     }
 )
 # Rows of a contact graph hold something of other people, whose names depend on the seed, in whichever split they are;

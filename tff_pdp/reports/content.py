@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import MethodFacts
 from tff_pdp.reports.statement import Statement
@@ -59,6 +61,23 @@ class AlgorithmResult:
 
 
 @dataclasses.dataclass(frozen=True)
+class SyntheticImages:
+    """Synthetic images that a silo has released.
+
+    Attributes:
+      id: name of the silo.
+      x: the images, float32 `[images, height, width, channels]`, of one or three channels.
+      y: their labels, int64 `[images]`.
+      value_range: smallest and largest possible value of a pixel.
+    """
+
+    id: str
+    x: np.ndarray
+    y: np.ndarray
+    value_range: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """All data that a report shows.
 
@@ -72,6 +91,7 @@ class Report:
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
       baseline: name of the method in which each client learns alone; gains are measured against it.
+      synthetic: synthetic images of each silo, some of which are drawn; empty without synthetic images.
     """
 
     title: str
@@ -83,6 +103,7 @@ class Report:
     config: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     baseline: str = "local_only"
+    synthetic: tuple[SyntheticImages, ...] = ()
 
     @property
     def are_users(self) -> bool:

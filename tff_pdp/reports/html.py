@@ -90,6 +90,13 @@ def _figures(report: content.Report, featured: content.AlgorithmResult | None) -
             "Public: follows from public settings, costs nothing to show."
             + ("" if report.privacy.private else " This run is not private; silos without a guarantee are left out."),
         ),
+        (
+            plots.synthetic_figure(report.synthetic),
+            "Synthetic images that silos made once and released, a row for each silo, in the order of their labels.",
+            "Released by silos; their cost is in each silo's ε."
+            if report.privacy.private
+            else "Not private: no guarantee holds for this run.",
+        ),
     ]
     if featured is not None:
         by_client = (

@@ -1,4 +1,5 @@
-"""Draws the report's figures: learning curves, each silo's or user's metric, and the privacy that each silo has spent.
+"""Draws the report's figures: learning curves, each client's metric, the privacy that silos have spent, and synthetic
+images.
 
 Each figure is SVG text for use inside an HTML page, light or dark.
 """
@@ -186,6 +187,81 @@ def epsilon_figure(silos: Sequence[SiloCosts]) -> str:
         return render(figure, f"ε spent and target of {len(protected)} silos; most spent {spent.max():.3g}.")
 
 
+_IMAGES_PER_SILO = 12
+_MOST_SILOS = 10
+# Between images of a row, in pixels of the images.
+_GAP = 1
+
+
+def synthetic_figure(silos: Sequence[content.SyntheticImages]) -> str:
+    """Draws synthetic images of the first silos, as `synthetic_images` does; empty text without silos."""
+    if not silos:
+        return ""
+    with style("synthetic"):
+        figure = synthetic_images(
+            [silo.x for silo in silos], [silo.y for silo in silos], [silo.id for silo in silos], silos[0].value_range
+        )
+        shown = min(len(silos), _MOST_SILOS)
+        return render(figure, f"Synthetic images of {shown} of {len(silos)} silos, a row for each, with their labels.")
+
+
+def synthetic_images(
+    x: Sequence[np.ndarray], y: Sequence[np.ndarray], names: Sequence[str], value_range: tuple[float, float] = (0, 1)
+) -> Figure:
+    """Draws synthetic images of up to ten silos: a row of up to twelve images for each silo, with the images' labels.
+
+    Images are sorted by label, and images in equal distances in this order are drawn: no image is chosen by its look,
+    and a label takes about as much of a row as of the silo's synthetic images.
+
+    Args:
+      x: images of each silo, float `[images, height, width, channels]` with one channel (grey, drawn dark on white) or
+        three (red, green, blue); height, width and channels are the same in all silos.
+      y: labels of each silo's images, whole numbers `[images]`.
+      names: name of each silo.
+      value_range: smallest and largest possible value of a pixel.
+
+    Raises:
+      ValueError: a silo has no images, or images do not have one or three channels.
+    """
+    rows = list(zip(x, y, names, strict=True))[:_MOST_SILOS]
+    height, width, channels = x[0].shape[1:]
+    if channels not in (1, 3):
+        raise ValueError(f"images of {channels} channels cannot be drawn: 1 (grey) or 3 (red, green, blue)")
+    row_height = (_WIDTH - 1) / _IMAGES_PER_SILO * height / width + 0.3
+    figure = Figure(figsize=(_WIDTH, 0.2 + row_height * len(rows)), layout="constrained")
+    figure.patch.set_alpha(0)
+    low, high = value_range
+    for axes, (images, labels, name) in zip(figure.subplots(len(rows), 1, squeeze=False)[:, 0], rows, strict=True):
+        if not len(images):
+            raise ValueError(f"{name} has no synthetic images")
+        shown = np.argsort(labels, kind="stable")[_evenly_spaced(len(labels), _IMAGES_PER_SILO)]
+        step = width + _GAP
+        canvas = np.full((height, step * _IMAGES_PER_SILO - _GAP, channels), np.nan)
+        for place, image in enumerate(shown):
+            canvas[:, step * place : step * place + width] = (images[image] - low) / (high - low)
+        # NaN, between images and where a silo has fewer, is not drawn.
+        if channels == 1:
+            axes.imshow(canvas[..., 0], cmap="gray_r", vmin=0, vmax=1, interpolation="none")
+        else:
+            is_drawn = ~np.isnan(canvas[..., :1])
+            colours = np.clip(np.nan_to_num(canvas), 0, 1)
+            axes.imshow(np.concatenate([colours, is_drawn], axis=-1), interpolation="none")
+        axes.set_xticks(
+            [step * place + (width - 1) / 2 for place in range(len(shown))], [f"{y}" for y in labels[shown]]
+        )
+        axes.set_yticks([(height - 1) / 2], [_short(name)])
+        axes.tick_params(length=0, labelsize=9)
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+    return figure
+
+
+def _evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Returns up to `most` different positions in `[0, count)`, in equal distances, int64 `[min(count, most)]`."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+
+
 def _by_name(clients: Sequence[content.ClientScores], series: list[tuple[str, list[float]]], metric: Metric) -> Figure:
     personal = np.array(series[0][1]) if metric.higher_is_better else -np.array(series[0][1])
     order = np.argsort(np.nan_to_num(personal, nan=-math.inf), kind="stable")
@@ -217,7 +293,7 @@ def _curves(series: list[tuple[str, list[float]]], metric: Metric, words: Client
     for index, (label, values) in enumerate(series):
         ordered = summary.worst_first(values, metric)
         shares = 100 * (np.arange(len(ordered)) + 0.5) / len(ordered)
-        drawn = np.unique(np.linspace(0, len(ordered) - 1, min(len(ordered), _MOST_POINTS)).round().astype(int))
+        drawn = _evenly_spaced(len(ordered), _MOST_POINTS)
         axes.plot(
             shares[drawn],
             np.array(ordered)[drawn],

@@ -1,6 +1,7 @@
 """Draws the figures of the MR-MTL thesis: utility against privacy, utility against lambda, and privacy overhead.
 
-If budgets differ between silos, one figure shows each method's utility.
+If budgets differ between silos, one figure shows each method's utility. If silos have made synthetic images, a figure
+for each budget shows some of them.
 """
 
 import math
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -17,8 +19,9 @@ from tff_pdp.reports.plots import COLOURS, LINES, MARKERS
 from tff_pdp.reports.summary import metric_text
 from tff_pdp.reproduce.budget import Budget, budget_text, epsilon_of, in_order
 from tff_pdp.reproduce.means import Mean
+from tff_pdp.reproduce.methods import METHODS, OVERHEAD_METHODS
 from tff_pdp.reproduce.report import Reported, VariantReport
-from tff_pdp.reproduce.setting import METHODS, OVERHEAD_METHODS
+from tff_pdp.reproduce.sweep import images_file
 
 _WIDTH, _HEIGHT = 7.6, 5.4
 _BESIDE = 3.6
@@ -105,7 +108,7 @@ def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
     for axes, budget in zip(panels, budgets, strict=True):
         for mean in means:
             if mean.budget == budget:
-                colour, place = _style(mean.method)["color"], names.index(mean.method)
+                colour, place = style_of(mean.method)["color"], names.index(mean.method)
                 axes.errorbar(mean.mean, place, xerr=mean.deviation, fmt="o", color=colour, capsize=3)
                 stated = variant.published.get((mean.method, budget))
                 if stated is not None and report.is_paper_scale:
@@ -117,6 +120,32 @@ def budgets_figure(variant: VariantReport, report: Reported) -> Figure | None:
     panels[0].invert_yaxis()
     figure.suptitle(f"{report.title}\n{variant.variant.title}", fontsize=10)
     return figure
+
+
+def write_image_figures(report: Reported, output: Path) -> dict[str, list[Path]]:
+    """Draws the synthetic images that runs have kept, a figure for each variant and budget, as SVG and PNG.
+
+    Args:
+      report: report whose variants and budgets are drawn.
+      output: folder of the reproduction's results.
+
+    Returns:
+      The files by name of the variant.
+    """
+    written: dict[str, list[Path]] = {}
+    for variant in report.variants:
+        for budget in _budgets(variant.means):
+            kept = images_file(output, variant.variant.name, budget)
+            if not kept.exists():
+                continue
+            with svg.style(kept.stem), np.load(kept) as arrays:
+                names = arrays["names"].tolist()
+                x, y = ([arrays[f"{key}_{place}"] for place in range(len(names))] for key in "xy")
+                low, high = arrays["value_range"].tolist()
+                figure = svg.synthetic_images(x, y, names, (low, high))
+                files = [_save(figure, kept.with_suffix(f".{kind}")) for kind in ("svg", "png")]
+            written.setdefault(variant.variant.name, []).extend(files)
+    return written
 
 
 def _budgets(means: Sequence[Mean]) -> list[Budget]:
@@ -150,7 +179,7 @@ def _against_epsilon(variant: VariantReport, report: Reported, methods: Sequence
     stated = [(budget, value, name) for (name, budget), value in published.items() if (name, budget) in shown]
     for index, (epsilon, value, name) in enumerate(stated):
         label = None if index else "published"
-        axes.plot(epsilon, value, "*", color=_style(name)["color"], markersize=13, label=label, zorder=5)
+        axes.plot(epsilon, value, "*", color=style_of(name)["color"], markersize=13, label=label, zorder=5)
     axes.set_xscale("log")
     ticks = sorted({epsilon for epsilon, _ in drawn})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -172,7 +201,7 @@ def _scale_lambda(axes: Axes, lambdas: Sequence[float]) -> None:
 
 
 def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean]) -> None:
-    style = _style(name)
+    style = style_of(name)
     axes.plot(places, [mean.mean for mean in means], markersize=5, **style)
     if any(mean.deviation for mean in means):
         low, high = ([mean.mean + sign * (mean.deviation or 0.0) for mean in means] for sign in (-1, 1))
@@ -181,20 +210,22 @@ def _plot(axes: Axes, name: str, places: Sequence[float], means: Sequence[Mean])
 
 def _draw_across(axes: Axes, mean: Mean) -> None:
     """Draws a level line, for a figure that does not depend on the horizontal axis."""
-    style = _style(mean.method)
+    style = style_of(mean.method)
     axes.axhline(mean.mean, color=style["color"], linestyle=style["linestyle"], label=style["label"])
     if mean.deviation:
         low, high = mean.mean - mean.deviation, mean.mean + mean.deviation
         axes.axhspan(low, high, color=style["color"], alpha=0.12, linewidth=0)
 
 
-def _style(name: str) -> dict[str, Any]:
+def style_of(name: str) -> dict[str, Any]:
     """Returns a method's style, the same in every figure, whatever other methods are in it."""
     place = list(METHODS).index(name)
+    # Where colours with lines begin again, markers differ.
+    styles = len(COLOURS) * len(LINES)
     return {
         "color": COLOURS[place % len(COLOURS)],
-        "marker": MARKERS[place % len(MARKERS)],
-        "linestyle": LINES[place // len(COLOURS)],
+        "marker": MARKERS[(place + place // styles) % len(MARKERS)],
+        "linestyle": LINES[place % styles // len(COLOURS)],
         "label": METHODS[name].title,
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import beam_pipelines
 import tff_pdp
 from beam_pipelines.options import GENERATED
+from beam_pipelines.sources.mnist import FASHION_MNIST_FOLDER
 from tff_pdp.errors import DataError
 
 DATA_VARIABLE = "TFF_PDP_DATA"
@@ -40,6 +41,11 @@ INPUTS = {
         "the python version of CIFAR-10, from www.cs.toronto.edu/~kriz/cifar.html",
     ),
     "mnist": Inputs(("mnist",), "the four idx.gz files of MNIST"),
+    "fashion_mnist": Inputs(
+        # A whole path stays as it is in any data folder.
+        ("fashion-mnist", FASHION_MNIST_FOLDER),
+        "the four idx.gz files of Fashion-MNIST, as in Debian's package dataset-fashion-mnist",
+    ),
     "mnist_writers": Inputs(
         ("mnist",),
         "the four idx.gz files of MNIST, and in it or in mnist_writers beside it QMNIST's "

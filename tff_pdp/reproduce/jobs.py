@@ -20,7 +20,8 @@ from tff_pdp.privacy.plans.unprotected import with_epsilon
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.budget import Budget
 from tff_pdp.reproduce.inputs import digest_of_sources
-from tff_pdp.reproduce.setting import GRID_METHODS, METHODS, Scale, Setting, Variant
+from tff_pdp.reproduce.methods import GRID_METHODS, METHODS
+from tff_pdp.reproduce.setting import Scale, Setting, Variant
 from tff_pdp.settings import to_plain
 
 # Parts of an experiment on which its results do not depend.
@@ -191,7 +192,8 @@ class Reproduction:
         if not isinstance(job.budget, str):
             # The job's own.
             content["privacy"]["budgets"].pop("epsilon", None)
-        return _digest([digest_of_sources(), self.data_digest, self.setting.seed_splits, content])
+        measured = [self.setting.seed_splits, self.setting.averages, self.setting.shows_shared_model]
+        return _digest([digest_of_sources(), self.data_digest, measured, content])
 
     def _base_of(self, job: Job) -> ExperimentConfig:
         """Returns a job's configuration before epsilon and seed, which many jobs share."""

@@ -25,6 +25,8 @@ class Mean:
       with_secret_key: claim and epsilon that the training would have with a secret key, as in `result_row`; taken from
         the seed with the largest epsilon.
       worst_decile: mean over seeds of the mean test metric of the worst tenth of the clients.
+      shared: mean over seeds of the shared model's test metric; None if not measured, or without a shared model.
+      shared_deviation: sample standard deviation of the shared model's test metric; None for one seed.
       pooled: mean over seeds of the metric of all clients' test examples together; None without a ranking metric.
       prevalence: mean over seeds of the share of positive test examples; None without a ranking metric.
       noise_to_signal: result of `UserPlan.noise_to_signal` on users' noised means; None for silos.
@@ -41,6 +43,8 @@ class Mean:
     seeds: int
     with_secret_key: Mapping[str, Any]
     worst_decile: float
+    shared: float | None = None
+    shared_deviation: float | None = None
     pooled: float | None = None
     prevalence: float | None = None
     noise_to_signal: float | None = None
@@ -64,10 +68,12 @@ def means_over_seeds(
         Mean(
             *key,
             mean=statistics.fmean(row["value"] for row in group),
-            deviation=statistics.stdev(row["value"] for row in group) if len(group) > 1 else None,
+            deviation=_deviation(row["value"] for row in group),
             seeds=len(group),
             with_secret_key=max((row["with_secret_key"] for row in group), key=cost),
             worst_decile=statistics.fmean(row["worst_decile"] for row in group),
+            shared=_mean_of("shared", group),
+            shared_deviation=_deviation(row["shared"] for row in group) if "shared" in group[0] else None,
             pooled=_mean_of("pooled_average_precision", group),
             prevalence=_mean_of("prevalence", group),
             noise_to_signal=group[0].get("noise_to_signal"),
@@ -87,6 +93,12 @@ def cost(claimed: Mapping[str, Any]) -> float:
 def _mean_of(name: str, rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns the mean of a field over rows; None if rows lack the field, which only some settings have."""
     return statistics.fmean(row[name] for row in rows) if name in rows[0] else None
+
+
+def _deviation(values: Iterable[float]) -> float | None:
+    """Returns the sample standard deviation; None for one value."""
+    found = list(values)
+    return statistics.stdev(found) if len(found) > 1 else None
 
 
 def by_budget(means: Sequence[Mean]) -> list[Mean]:
@@ -126,7 +138,7 @@ def holds(statement: Statement, means: Sequence[Mean], metric: Metric) -> bool |
 def measured_in(band: Band, means: Sequence[Mean]) -> float | None:
     """Returns the mean, or the difference of two means, that a band limits; None if a mean is missing."""
     value = _values(means)
-    one, other = (value(name, band.budgets) if name else 0.0 for name in (band.method, band.minus))
+    one, other = (value(name, band.budget) if name else 0.0 for name in (band.method, band.minus))
     return None if one is None or other is None else one - other
 
 

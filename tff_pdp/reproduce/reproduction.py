@@ -1,6 +1,7 @@
 """Runs the command `tff-pdp reproduce`: fills in options, runs all jobs, and writes a report and figures."""
 
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -87,19 +88,24 @@ def build_reproduction(options: Any) -> Reproduction:
 
 
 def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> tuple[dict[str, Any], str]:
-    from tff_pdp.reproduce.figures import write_figures
+    from tff_pdp.reproduce.figures import write_figures, write_image_figures
 
     output = reproduction.output
     table = output / ("table_paper.md" if is_paper else "table.md")
-    text = report_text(report)
-    replace_text(table, text)
     figures = write_figures(report, output / "figures")
+    images = write_image_figures(report, output)
+    pictures = {
+        name: [str(path.relative_to(output)) for path in files if path.suffix == ".png"]
+        for name, files in images.items()
+    }
+    text = report_text(report, pictures)
+    replace_text(table, text)
     results = {name: output / reproduction.variant(name).file_name("results") for name in reproduction.variant_names}
     content = {
         **report.as_dict(),
         "results": {name: str(path) for name, path in results.items()},
         "table": str(table),
-        "figures": [str(path) for path in figures],
+        "figures": [str(path) for path in (*figures, *itertools.chain.from_iterable(images.values()))],
     }
     places = [f"results: {path}" for path in results.values()]
     places += [f"table:   {table}", f"figures: {output / 'figures'}"]

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +31,32 @@ from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.traffic import TrafficCount
 
 # Settings of methods that rows repeat.
-_ROW_SETTINGS = ("learning_rate", "prox_weight")
+_ROW_SETTINGS = ("learning_rate", "prox_weight", "adaptation_learning_rate")
 # Data sets in memory: a seed may have one of its own.
 _KEPT_DATA = 8
 
 # All clients' examples stacked, where all take part in every round; otherwise a round's cohort is taken from them.
 Split = ClientValues | Examples
+
+
+@dataclasses.dataclass(frozen=True)
+class Tested:
+    """The test results of one job.
+
+    Attributes:
+      personal: test metric of each client's personal model; NaN where a client has no test examples, or none for which
+        the metric is defined.
+      shared: test metric of the shared model on each client; NaN also for a method without a shared model.
+      num_examples: number of each client's test examples.
+      pooled: metrics of all clients' test examples together, by name.
+      traffic: bytes that all clients would send and receive, if they are counted.
+    """
+
+    personal: list[float]
+    shared: list[float]
+    num_examples: list[int]
+    pooled: dict[str, float]
+    traffic: dict[str, int]
 
 
 class JobRunner:
@@ -69,10 +89,11 @@ class JobRunner:
         try:
             (name,) = config.algorithms
             method = build_method(config, name)
-            values, num_examples, pooled, traffic = self._test_metrics(config, method)
+            tested = self._test(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
-        value = mean_over_examples(values, num_examples)
+        value = self._mean(tested.personal, tested.num_examples)
+        shared = self._mean(tested.shared, tested.num_examples)
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"the test metric is {value}: training diverged, or no client has test examples for this metric"
@@ -86,10 +107,11 @@ class JobRunner:
                 "mse" if metric == "mean_squared_error" else metric,
                 value,
                 with_secret_key=with_secret_key(method.plan),
-                mean_over_clients=mean_over_silos(values),
-                worst_decile=worst_decile(values, method.model.metric),
-                pooled=pooled,
-                traffic=traffic,
+                mean_over_clients=mean_over_silos(tested.personal),
+                worst_decile=worst_decile(tested.personal, method.model.metric),
+                shared=shared if self._reproduction.setting.shows_shared_model and math.isfinite(shared) else None,
+                pooled=tested.pooled,
+                traffic=tested.traffic,
                 settings={**shown, **method.plan.noise_facts},
             ),
         )
@@ -98,13 +120,13 @@ class JobRunner:
         """Closes the engine, if one was started, and ends the sharing of compiled computations."""
         self._open.close()
 
-    def _test_metrics(
-        self, config: ExperimentConfig, method: Method
-    ) -> tuple[list[float], list[int], dict[str, float], dict[str, int]]:
-        """Returns clients' test metrics of personal models, numbers of test examples, figures of all clients, traffic.
+    def _mean(self, values: Sequence[float], num_examples: Sequence[int]) -> float:
+        """Returns the mean over clients with the setting's weights; NaN without any value."""
+        is_weighted = self._reproduction.setting.averages == "examples"
+        return mean_over_examples(values, num_examples) if is_weighted else mean_over_silos(values)
 
-        A metric is NaN where a client has no test examples, or none for which the metric is defined.
-        """
+    def _test(self, config: ExperimentConfig, method: Method) -> Tested:
+        """Trains and tests a method."""
         train, test = self._splits(config, method)
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
         state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
@@ -114,11 +136,14 @@ class JobRunner:
         to_adapt = train if isinstance(train, Examples) else None
         metrics = evaluate_clients(method, state, test, to_adapt)
         measured = method.model.metric.example_name
-        return (
-            [float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
-            [method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
-            {**pooled_figures(method, state, test, to_adapt), **_prevalence(method)},
-            _traffic(method, state) if self._reproduction.setting.traffic_baseline else {},
+        return Tested(
+            personal=[float(metrics[client_id]["personal"][measured]) for client_id in state.client_ids],
+            shared=[
+                float(metrics[client_id].get("global", {}).get(measured, math.nan)) for client_id in state.client_ids
+            ],
+            num_examples=[method.clients.num_examples(client_id, "test") for client_id in state.client_ids],
+            pooled={**pooled_figures(method, state, test, to_adapt), **_prevalence(method)},
+            traffic=_traffic(method, state) if self._reproduction.setting.traffic_baseline else {},
         )
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:

@@ -4,7 +4,6 @@ Each experiment is a file in `tff_pdp/configs/reproduce/published`. The experime
 same name in `tff_pdp/configs/reproduce`. Each method is a row of the results.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Mapping
@@ -17,74 +16,10 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERROR, Metric
 from tff_pdp.reports.words import SILOS, USERS, ClientWords
 from tff_pdp.reproduce.budget import Budget, budget_text
+from tff_pdp.reproduce.comparisons import Comparison
 from tff_pdp.reproduce.inputs import INPUTS
+from tff_pdp.reproduce.methods import METHODS, RELEASE_NOTHING, SILO_METHODS
 from tff_pdp.settings import CONFIGS, Count, Name, Settings, did_you_mean, read_settings, read_yaml
-
-
-@dataclasses.dataclass(frozen=True)
-class SweptMethod:
-    """A row of the results.
-
-    Attributes:
-      title: title for readers.
-      algorithm: name of a method in the configuration.
-      settings: settings that replace the method's.
-      overrides: values that replace those of the configuration, the scale and the variant, by dotted key.
-      warm_start_rounds: number of rounds that the method makes beyond those of the configuration.
-    """
-
-    title: str
-    algorithm: str
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    warm_start_rounds: int = 0
-
-
-_LOCAL = {"local_only": SweptMethod("Local", "local_only")}
-_SILO_METHODS = {
-    **_LOCAL,
-    "fed_avg": SweptMethod("FedAvg", "fed_avg"),
-    "finetune": SweptMethod("Fine-tuning", "finetune"),
-    "mr_mtl": SweptMethod("MR-MTL", "mr_mtl"),
-    "mr_mtl_auto": SweptMethod("MR-MTL, automatic λ", "mr_mtl", {"prox_weight": "auto"}),
-    "ditto": SweptMethod("Ditto", "ditto"),
-    "mocha": SweptMethod("Mocha", "mocha"),
-    "ifca": SweptMethod("IFCA, every round", "ifca"),
-    "ifca_fed_avg": SweptMethod("IFCA, first rounds", "ifca_fed_avg"),
-    "ifca_mr_mtl": SweptMethod("IFCA, then MR-MTL", "ifca_mr_mtl"),
-    "ifca_local": SweptMethod("IFCA, then local", "ifca_local"),
-    "ifca_finetune": SweptMethod("IFCA, then fine-tuning", "ifca_finetune"),
-}
-_USER_METHODS = {
-    **_LOCAL,
-    "dp_fed_avg_ft": SweptMethod("DP-FedAvg, tuned heads", "dp_fed_avg_ft"),
-    "pp_sgd": SweptMethod("PP-SGD", "pp_sgd"),
-    "pmtl_ft": SweptMethod("PMTL, tuned heads", "pmtl_ft"),
-    "centaur": SweptMethod("CENTAUR", "centaur"),
-    "dp_pfed_dsu": SweptMethod("DP-pFedDSU", "dp_pfed_dsu"),
-    "udp_hypernet": SweptMethod("UDP-Alg", "udp_hypernet"),
-    "udp_hypernet_ft": SweptMethod(
-        "UDP-Alg, fine-tuned", "udp_hypernet", {"fine_tune": True, "adapt_steps": "5 epochs"}
-    ),
-}
-# Methods that treat silos by their budgets; they differ only where budgets do.
-_BUDGET_METHODS = {
-    "minimum": SweptMethod("Minimum", "fed_avg", overrides={"privacy.budgets.level": "minimum"}),
-    "wei_avg": SweptMethod("WeiAvg", "fed_avg", overrides={"training.weighting": "budget"}),
-    # The first round divides the silos into strict and liberal ones; it leaves the model as it is.
-    "pfa": SweptMethod("PFA", "pfa", warm_start_rounds=1),
-    "pfa_plus": SweptMethod("PFA+", "pfa", {"plus": True}, warm_start_rounds=1),
-    "public_only": SweptMethod("Liberal silos only", "public_only", warm_start_rounds=1),
-}
-METHODS = {**_SILO_METHODS, **_USER_METHODS, **_BUDGET_METHODS}
-SILO_METHODS = tuple(_SILO_METHODS)
-# Methods in which nothing leaves a client. If clients are users, their results do not depend on epsilon.
-RELEASE_NOTHING = ("local_only",)
-# Methods whose figures are drawn against lambda.
-GRID_METHODS = ("mr_mtl", "ditto")
-# Methods that show the cost of selecting clusters and of using the data twice.
-OVERHEAD_METHODS = ("local_only", "fed_avg", "mr_mtl", "ditto", "ifca_fed_avg", "ifca")
-
 
 PUBLISHED = CONFIGS / "reproduce" / "published"
 NAMES = tuple(sorted(path.stem for path in PUBLISHED.glob("*.yaml")))
@@ -210,6 +145,7 @@ class Band(Settings):
       at_least: smallest expected value, in units of the metric.
       at_most: largest expected value, in units of the metric.
       budgets: name of the budgets.
+      epsilon: epsilon of every client, in place of `budgets`.
       source: origin of the expectation.
     """
 
@@ -218,12 +154,20 @@ class Band(Settings):
     minus: Name | None = None
     at_least: float = -math.inf
     at_most: float = math.inf
-    budgets: Name
+    budgets: Name | None = None
+    epsilon: float | None = None
     source: Name
 
     def __post_init__(self):
+        if (self.budgets is None) == (self.epsilon is None):
+            raise ValueError("a band needs either budgets or epsilon")
         if not (self.at_least <= self.at_most and math.isfinite(self.at_least) | math.isfinite(self.at_most)):
             raise ValueError("a band needs at_least or at_most, and at_least may not exceed at_most")
+
+    @property
+    def budget(self) -> Budget:
+        """Epsilon of every client, or the name of budgets."""
+        return self.epsilon if self.budgets is None else self.budgets  # pyright: ignore[reportReturnType]
 
     def text(self, metric: Metric) -> str:
         """Writes the expectation as a sentence."""
@@ -234,7 +178,8 @@ class Band(Settings):
             for words, one in limits.items()
             if math.isfinite(one)
         )
-        return f"{METHODS[self.method].title}{minus} is {said} with {budget_text(self.budgets)} ({self.source})"
+        place = f"{'at' if self.budgets is None else 'with'} {budget_text(self.budget)}"
+        return f"{METHODS[self.method].title}{minus} is {said} {place} ({self.source})"
 
 
 def limit_text(value: float, metric: Metric, *, is_difference: bool, digits: int = 3) -> str:
@@ -248,6 +193,20 @@ def limit_text(value: float, metric: Metric, *, is_difference: bool, digits: int
     return f"{100 * value:.{digits}g} {'points' if is_difference else '%'}"
 
 
+class NotComparable(Settings):
+    """Published figures that are shown beside ours although they do not measure the same.
+
+    Attributes:
+      heading: heading of their column.
+      values: published figures by name of the method, in `METHODS`, in units of the metric.
+      reasons: reasons why the figures cannot be compared, one sentence each.
+    """
+
+    heading: Name
+    values: dict[str, float]
+    reasons: tuple[Name, ...]
+
+
 class Setting(Settings):
     """A published experiment, or an experiment of this project.
 
@@ -257,6 +216,8 @@ class Setting(Settings):
       metric: name of the metric of test examples.
       inputs: name of the raw data, in `INPUTS`.
       seed_splits: whether a seed also decides the split into training and test data, besides noise and batches.
+      averages: weights of the clients in a seed's result: `examples`, by numbers of test examples; `clients`, equal.
+      shows_shared_model: whether results have the shared model's test metric beside that of the personal models.
       scales: scales by name.
       default_scale: name of the scale that is run if the user names none.
       variants: the variants. If the user names none, all variants that are not optional are run: with `--paper` those
@@ -269,6 +230,8 @@ class Setting(Settings):
       budgets: budgets that differ between silos, by name: the section `privacy.budgets` of a configuration. A seed also
         decides drawn budgets.
       bands: expectations of this project on means and differences of means.
+      comparisons: pairs of methods that are compared seed by seed.
+      not_comparable: published figures that do not measure the same as ours; None for none.
       explanation: paragraphs at the top of the report.
       traffic_baseline: name of the method whose traffic other methods' traffic is compared with; None leaves out
         traffic. For silos only.
@@ -280,6 +243,8 @@ class Setting(Settings):
     metric: Literal["accuracy", "mean_squared_error", "average_precision"]
     inputs: Name
     seed_splits: bool
+    averages: Literal["examples", "clients"] = "examples"
+    shows_shared_model: bool = False
     scales: dict[str, Scale]
     default_scale: Name
     variants: tuple[Variant, ...]
@@ -290,6 +255,8 @@ class Setting(Settings):
     statements: tuple[Statement, ...] = ()
     budgets: dict[str, Overrides] = msgspec.field(default_factory=dict)
     bands: tuple[Band, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
+    not_comparable: NotComparable | None = None
     explanation: tuple[Name, ...] = ()
     traffic_baseline: Name | None = None
     deviations: dict[str, tuple[Name, ...]] = msgspec.field(default_factory=dict)
@@ -302,6 +269,8 @@ class Setting(Settings):
             "default_scale": (self.scales, [self.default_scale]),
             "statements": (METHODS, [name for one in self.statements for name in (one.better, one.worse)]),
             "bands": (METHODS, [name for one in self.bands for name in (one.method, one.minus) if name]),
+            "comparisons": (self.methods, [name for one in self.comparisons for name in (one.method, one.minus)]),
+            "not_comparable": (METHODS, self.not_comparable.values if self.not_comparable else []),
             "traffic_baseline": (self.methods, [self.traffic_baseline] if self.traffic_baseline else []),
             "budgets": (
                 self.budgets,

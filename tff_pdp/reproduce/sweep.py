@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
-from tff_pdp.files import naming, replace_text
+from tff_pdp.files import atomic_file, naming, replace_text
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.facts import FIXED_SEED
-from tff_pdp.reproduce.budget import from_entry, to_entry
+from tff_pdp.reproduce.budget import Budget, from_entry, to_entry
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.workers import BuildRunner, run_jobs
 
@@ -48,6 +49,7 @@ def result_row(
     mean_over_clients: float,
     worst_decile: float,
     settings: Mapping[str, float | int | str],
+    shared: float | None = None,
     pooled: Mapping[str, float] | None = None,
     traffic: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
@@ -56,12 +58,13 @@ def result_row(
     Args:
       job: the job.
       metric: `mse`, `accuracy` or `average_precision`.
-      value: mean over clients of the personal models' test metric, weighted by numbers of test examples.
+      value: mean over clients of the personal models' test metric, with the weights of `Setting.averages`.
       with_secret_key: `claim`, `claim_reason` and `epsilon` that the same training would have with a secret key;
         epsilon is the largest over clients, by this project's accountants, or None if that claim is `none`.
       mean_over_clients: unweighted mean over clients of the personal models' test metric.
       worst_decile: mean of the personal models' test metric over the worst tenth of the clients.
       settings: settings of the method and its noise, such as `learning_rate` and `prox_weight`.
+      shared: mean over clients of the shared model's test metric, with the same weights; None for no entry `shared`.
       pooled: metrics of all clients' test examples together, by name: `pooled_average_precision`, and `prevalence`, the
         share of positive examples. With many examples, a random ranking's average precision is the prevalence; with
         few, it is somewhat higher.
@@ -83,6 +86,7 @@ def result_row(
         "with_secret_key": dict(with_secret_key),
         "mean_over_clients": mean_over_clients,
         "worst_decile": worst_decile,
+        **({} if shared is None else {"shared": shared}),
         **(pooled or {}),
         **(traffic or {}),
         **settings,
@@ -133,6 +137,41 @@ class ResultStore:
         """Returns the rows of some jobs, in the reproduction's order."""
         found = [self.outcomes[job] for job in self._digests if job in self.outcomes and is_wanted(job)]
         return [outcome.row for outcome in found if outcome.row is not None]
+
+
+def keep_images(
+    output: Path, job: Job, silos: Mapping[str, tuple[np.ndarray, np.ndarray]], value_range: tuple[float, float]
+) -> None:
+    """Writes the synthetic images of a job with seed 0, for a figure; does nothing for other seeds.
+
+    All methods have the same synthetic images, so jobs of several methods write the same file.
+
+    Args:
+      output: folder of the reproduction's results.
+      job: the job.
+      silos: images, float32 `[images, height, width, channels]`, and labels, int64 `[images]`, by name of the silo.
+      value_range: smallest and largest possible value of a pixel.
+    """
+    if job.seed != 0:
+        return
+    path = images_file(output, job.variant, job.budget)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {
+        f"{key}_{place}": part
+        for place, pair in enumerate(silos.values())
+        for key, part in zip("xy", pair, strict=True)
+    }
+    with atomic_file(path, is_durable=False) as file:
+        np.savez_compressed(file, names=np.array(list(silos)), value_range=np.array(value_range), **arrays)
+
+
+def images_file(output: Path, variant: str, budget: Budget) -> Path:
+    """Returns the path of the kept synthetic images of a variant and a budget.
+
+    >>> images_file(Path("runs"), "default", 2.0).as_posix(), images_file(Path("runs"), "default", "mixed").as_posix()
+    ('runs/figures/synthetic_default_2.npz', 'runs/figures/synthetic_default_mixed.npz')
+    """
+    return output / "figures" / f"synthetic_{variant}_{budget if isinstance(budget, str) else f'{budget:g}'}.npz"
 
 
 def is_a_grid_job(job: Job) -> bool:

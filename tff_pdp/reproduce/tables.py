@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tff_pdp.reports.words import MISSING
 from tff_pdp.reproduce.budget import budget_text
 from tff_pdp.reproduce.means import Mean, by_budget
-from tff_pdp.reproduce.setting import METHODS
+from tff_pdp.reproduce.methods import METHODS
 
 _MEGABYTE = 1e6
 _DIRECTIONS = ("uplink", "downlink", "both")

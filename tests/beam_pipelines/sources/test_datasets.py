@@ -123,10 +123,19 @@ def test_fashion_mnist_in_shards_with_official_test_images_for_all(prepare, tmp_
     assert all(len(set(dataset.load(client, "train").y)) <= 6 for client in dataset.client_ids)
 
 
+def test_a_part_of_the_images_in_unequal_shares(prepare, tmp_path):
+    write_mnist(tmp_path / "raw", train=400, test=100)
+    dataset = prepare(**{**FASHION, "partition": {**UNEQUAL, "min_images": 1}}, training_images=150)
+    assert dataset.manifest.num_examples == {"train": 150, "validation": 0, "test": 100}
+    assert dataset.manifest.parameters["training_images"] == 150
+
+
 def test_settings_at_their_defaults_leave_manifests_as_they_were(prepare, tmp_path):
     write_mnist(tmp_path / "raw", train=400, test=100)
     recorded = prepare(**PARTITIONED).manifest.parameters
-    assert not {"images_per_client", "test_partition", "shards_per_client", "min_images"} & set(recorded)
+    assert not {"images_per_client", "training_images", "test_partition", "shards_per_client", "min_images"} & set(
+        recorded
+    )
 
 
 def test_without_the_package_of_fashion_mnist(prepare, tmp_path):
@@ -280,6 +289,10 @@ def test_the_command_line_names_every_kind_of_raw_data():
         (
             {**FASHION, "partition": UNEQUAL, "images_per_client": 10},
             "data: images_per_client 10 needs clients of equal size, which partition dirichlet_unequal does not make",
+        ),
+        (
+            {**PARTITIONED, "partition": SHARDS, "training_images": 100},
+            "data: training_images 100 is for clients of unequal size; partition shards makes clients of equal size: ",
         ),
         ({**FASHION, "images_per_client": 102}, "data.images_per_client: 4 clients with 102 images each need 408 "),
         (

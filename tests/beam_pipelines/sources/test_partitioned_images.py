@@ -180,6 +180,19 @@ def test_each_client_has_exactly_as_many_images_as_asked(partition):
     assert digest(everything) == digest(make(1200, 1000, partition, **CLIENTS[partition]))
 
 
+@pytest.mark.parametrize("partition", ["classes", "dirichlet_unequal"])
+def test_clients_of_unequal_size_share_as_many_images_as_asked(partition):
+    clients = make(5000, 1000, partition, divided={"training_images": 900}, **CLIENTS[partition])
+    numbers = np.concatenate([numbers_of(client, False) for client in clients])
+    # Drawn from all images, each at most once.
+    assert len(numbers) == len(set(numbers)) == 900 and numbers.max() > 4500
+    labels = np.concatenate([client.y[~client.is_test] for client in clients])
+    np.testing.assert_array_equal(labels, numbers % 10)
+    assert sorted(np.concatenate([numbers_of(client, True) for client in clients])) == list(range(1000))
+    everything = make(900, 1000, partition, divided={"training_images": 900}, **CLIENTS[partition])
+    assert digest(everything) == digest(make(900, 1000, partition, **CLIENTS[partition]))
+
+
 @pytest.mark.parametrize("partition", CLIENTS)
 def test_uniform_test_images(partition):
     """Each test image is in one client: a shared model's accuracy over all of them is that on the official images."""
@@ -270,6 +283,10 @@ def test_shrunk():
             "data.partition.num_clients must be a whole .* of at least 1, not 0",
         ),
         ({"partition": "uniform", "num_clients": 101}, "100 training images cannot be divided among 101 clients"),
+        (
+            {"partition": "classes", "classes_per_client": 5, "divided": {"training_images": 101}},
+            "data.training_images: 101 training images are wanted, but there are 100; lower training_images",
+        ),
         ({"partition": "classes", "classes_per_client": 5, "num_clients": 3}, "3 clients with 5 of 10 classes"),
         ({"partition": "classes", "classes_per_client": 20, "num_clients": 3}, "3 clients with 20 of 10 classes"),
         (

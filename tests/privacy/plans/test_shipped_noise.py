@@ -1,5 +1,6 @@
 """What noise on a grid costs in every shipped configuration, and that plans meet their budgets with it."""
 
+import copy
 import dataclasses
 import math
 
@@ -19,7 +20,8 @@ from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, with_grid
 from tff_pdp.privacy.mechanisms.user_noise import TreeNoise
 from tff_pdp.privacy.plans.plan import DRAWN_NOISE, PlannedTraining
 from tff_pdp.processes.client_work import num_released
-from tff_pdp.reproduce.setting import METHODS, NAMES, read_setting
+from tff_pdp.reproduce.methods import METHODS
+from tff_pdp.reproduce.setting import NAMES, read_setting
 
 # What was published of a reproduction lies beside the configurations, and is none.
 FILES = {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if path.parent.name != "published"}
@@ -39,6 +41,8 @@ CLIENTS = {
     "udp_cifar10": (100, 500),
     "udp_femnist": (3400, 200),
     "pfa_mnist": (50, 6000),
+    "pppfl_mnist": (5, 30000),
+    "pppfl_fashion": (5, 30000),
 }
 # A hypernetwork of 12 million weights, which thousands of rounds release, gives up more of delta; that is worth less
 # than a thousandth of its epsilon, of ten.
@@ -153,10 +157,10 @@ def at_scale(name, scale_name):
             continue
         for budget, (key, value) in budgets.items():
             overrides = {**scale.overrides, **variant.overrides, key: value}
-            config = load_experiment(setting.config_file, overrides)
             rounds = variant.rounds_at(budget) if scale.takes_rounds else None
             for method in scale.methods or setting.methods:
                 swept = METHODS[method]
+                config = load_experiment(setting.config_file, {**copy.deepcopy(overrides), **swept.overrides})
                 given = {**swept.settings, **variant.algorithm_settings.get(swept.algorithm, {})}
                 if given.get("prox_weight") == "auto":
                     # As many gradients as of one that is given.
