@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from beam_pipelines.sources.images import ImageDataset, shrunk
 from beam_pipelines.sources.mnist import MNIST_CLASSES, read_fashion_mnist, read_mnist
@@ -134,6 +133,9 @@ def accuracies(train: Examples, test: Examples, seed: int) -> dict[str, float]:
 
 def accuracy(name: str, train: Examples, test: Examples, seed: int) -> float:
     """Trains one model by Adam; returns its accuracy on test images after the last epoch."""
+    # After tff_pdp, which sets up how TensorFlow computes.
+    import tensorflow as tf
+
     model = MODELS[name]()
     weights = {key: tf.Variable(value) for key, value in model.init(seed).items()}
     optimizer = tf.keras.optimizers.Adam(LEARNING_RATE)

@@ -54,9 +54,9 @@ class DpMerf(PooledGenerator, tag="dp_merf"):
     Attributes:
       num_features: F, number of random frequencies; each has a cosine and a sine. More frequencies tell more of a
         distribution, with noise as large on each.
-      length_scale: l, standard deviation of the Gaussian kernel, in the unit of features (after pooling); usual distances
-        between examples are best. Without a value, l is the root of the mean squared distance of two examples whose
-        features are uniform between `low` and `high`: (high - low) sqrt(features / 6).
+      length_scale: l, standard deviation of the Gaussian kernel, in the unit of features (after pooling); usual
+        distances between examples are best. Without a value, l is the root of the mean squared distance of two examples
+        whose features are uniform between `low` and `high`: (high - low) sqrt(features / 6).
       count_share: a, share of the sensitivity that class counts have; Fourier features have sqrt(1 - a^2).
       steps: number of Adam's steps of the fit.
       batch_size: number of the network's examples in a step, divided evenly among classes; at least two of each class.
@@ -71,7 +71,7 @@ class DpMerf(PooledGenerator, tag="dp_merf"):
     steps: Count = 1500
     batch_size: Count = 500
     learning_rate: Positive = 0.005
-    hidden_units: Annotated[Sequence[Count], Meta(min_length=1)] = (100, 400)
+    hidden_units: Annotated[Sequence[Count], Meta(min_length=1)] = (256,)
     code_size: Count = 10
 
     @property
@@ -137,8 +137,8 @@ def dp_merf(
     made = generate(labels)
     if not np.isfinite(made).all():
         raise DataError(
-            f"the network's fit diverges at learning_rate {settings.learning_rate:g}: choose a smaller one. The release "
-            "has been made: its cost counts"
+            f"the network's fit diverges at learning_rate {settings.learning_rate:g}: choose a smaller one. The "
+            "release has been made: its cost counts"
         )
     made = settings.low + (settings.high - settings.low) * made
     return SyntheticExamples(settings.examples_of(made, x.shape[1:]), kept[labels])
@@ -152,8 +152,8 @@ def embedding_steps(
     Let e_y be the one-hot vector of the class, W the frequencies, and x the features. Then phi = (a e_y, b e_y (x)
     [cos Wx, sin Wx] / sqrt(F)), where (x) is the Kronecker product and b = sqrt(1 - a^2).
 
-    Guarantee: adding or removing one record changes the sum by at most 1 in L2 norm. The squares of a cosine and a sine
-      sum to at most 1 as they are rounded (`whole_waves`), so the squared norm of phi is at most a^2 + b^2 = 1. Sums are
+    Guarantee: adding or removing one record changes the sum by at most 1 in L2 norm. The squares of a rounded cosine
+      and a rounded sine sum to at most 1 (`whole_waves`), so the squared norm of phi is at most a^2 + b^2 = 1. Sums are
       exact, and `to_steps` keeps the bound. Values that are out of range or missing do not change this bound.
     Assumes: labels are in range.
 
@@ -238,10 +238,9 @@ def fit_network(
 
     num_classes, num_inputs = len(means), len(frequencies.whole)
     each = max(2, settings.batch_size // num_classes)
-    start, seed = (draws.words(2) >> np.uint64(33)).astype(np.int64).tolist()
     network = build_mlp((settings.code_size + num_classes,), num_inputs, settings.hidden_units)
     with tf.device("/CPU:0"):
-        weights = {name: tf.Variable(value) for name, value in network.init(start).items()}
+        weights = {name: tf.Variable(value) for name, value in network.init(draws.below(2**31)).items()}
         # Units of features to angles.
         to_angles = tf.constant(frequencies.turns * (2 * math.pi), tf.float32)
         targets, class_shares = tf.constant(means, tf.float32), tf.constant(shares, tf.float32)
@@ -255,8 +254,7 @@ def fit_network(
             return tf.sigmoid(network.predict(weights, tf.concat([codes, one_hot], axis=1)))
 
         @tf.function
-        def step(number: tf.Tensor) -> None:
-            codes = tf.random.stateless_normal([num_classes * each, settings.code_size], [seed, number])
+        def step(codes: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
                 angles = examples(codes, classes) @ to_angles
                 waves = tf.concat([tf.cos(angles), tf.sin(angles)], axis=1) / math.sqrt(settings.num_features)
@@ -266,8 +264,8 @@ def fit_network(
             variables = list(weights.values())
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
 
-        for number in range(settings.steps):
-            step(tf.constant(number, tf.int64))
+        for _ in range(settings.steps):
+            step(tf.constant(draw_normals((num_classes * each, settings.code_size), draws), tf.float32))
 
     def generate(labels: np.ndarray) -> np.ndarray:
         codes, one_hot = draw_normals((len(labels), settings.code_size), draws), np.eye(num_classes)[labels]

@@ -88,8 +88,8 @@ def to_steps(blocks: Sequence[tuple[np.ndarray, Fraction]], noise_multiplier: fl
     """Rounds a sum of vectors of norm at most 1 to whole steps of `exact_draws`: Python's integers `[values]`.
 
     Guarantee: if a record changes the sum by at most 1 in L2 norm, it changes the result by at most 1, in units of the
-      sensitivity. Before a sum of D values is rounded to steps, it is scaled down so that a difference of norm 1 shrinks
-      by at least sqrt(D) steps; rounding can add no more than that to a difference.
+      sensitivity. Before a sum of D values is rounded to steps, it is scaled down so that a difference of norm 1
+      shrinks by at least sqrt(D) steps; rounding can add no more than that to a difference.
 
     Args:
       blocks: whole numbers `[block values]` and the exact factor of each block; the blocks make up the sum.
