@@ -4,4 +4,5 @@ machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`
 preparing: costs of preparing and reading data; `make bench-beam`
 serving: exports, loads, calls; `make bench-serving`
+synthetic: accuracy of models that are trained on synthetic data
 """

@@ -68,9 +68,9 @@ class DpMerf(PooledGenerator, tag="dp_merf"):
     num_features: Annotated[int, Meta(ge=1, le=20_000)] = 1000
     length_scale: Annotated[float, Meta(ge=1e-30, le=1e30)] | None = None
     count_share: Share = 0.3
-    steps: Count = 1500
+    steps: Count = 1000
     batch_size: Count = 500
-    learning_rate: Positive = 0.005
+    learning_rate: Positive = 0.01
     hidden_units: Annotated[Sequence[Count], Meta(min_length=1)] = (256,)
     code_size: Count = 10
 
@@ -240,7 +240,7 @@ def fit_network(
     each = max(2, settings.batch_size // num_classes)
     network = build_mlp((settings.code_size + num_classes,), num_inputs, settings.hidden_units)
     with tf.device("/CPU:0"):
-        weights = {name: tf.Variable(value) for name, value in network.init(draws.below(2**31)).items()}
+        weights = {name: tf.Variable(tf.constant(value)) for name, value in network.init(draws.below(2**31)).items()}
         # Units of features to angles.
         to_angles = tf.constant(frequencies.turns * (2 * math.pi), tf.float32)
         targets, class_shares = tf.constant(means, tf.float32), tf.constant(shares, tf.float32)
