@@ -4,5 +4,5 @@ machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`
 preparing: costs of preparing and reading data; `make bench-beam`
 serving: exports, loads, calls; `make bench-serving`
-synthetic: marginals and models of synthetic data, beside the records'
+synthetic: models that are trained on synthetic data alone, and marginals, beside the records'
 """

@@ -6,6 +6,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
+from tests.privacy.synthetic.extremes import EXTREMES, NAN, clustered, squared_change
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws, add_noise
 from tff_pdp.privacy.synthetic.base import GENERATORS, draw_labels, draw_normals
@@ -13,21 +14,6 @@ from tff_pdp.privacy.synthetic.gaussian import MOST_VALUES, DpGaussian, dp_gauss
 from tff_pdp.settings import read_settings
 
 NEARLY_NONE = 1e-7
-INF, NAN = math.inf, math.nan
-EXTREMES = np.array(
-    [
-        [0, 0, 0],
-        [1, 1, 1],
-        [-1, -1, -1],
-        [1, -1, 1],
-        [1e38, -1e38, 1e300],
-        [INF, -INF, INF],
-        [NAN, NAN, NAN],
-        [NAN, 1, -INF],
-        [1e-300, 0, 5e-324],
-        [1, 0, 0],
-    ]
-)
 
 
 def draws_of(key=b"a key of synthetic data"):
@@ -36,19 +22,6 @@ def draws_of(key=b"a key of synthetic data"):
 
 def settings_of(**changes):
     return DpGaussian(**{"examples": 100, "num_classes": 2, "low": -1.0, "high": 1.0, "radius": 1.5, **changes})
-
-
-def clustered(n, seed=0):
-    """Two classes with means and a covariance of their own, inside of [-1, 1], 3 : 1."""
-    generator = np.random.default_rng(seed)
-    y = (np.arange(n) % 4 == 0).astype(np.int64)
-    means, root = np.array([[0.2, -0.1, 0.0], [-0.3, 0.1, 0.25]]), np.array([[0.1, 0, 0], [0.05, 0.1, 0], [0, 0, 0.02]])
-    return means[y] + generator.normal(size=(n, 3)) @ root.T, y
-
-
-def squared_change(change, noise_multiplier):
-    """Exactly, as whole steps are."""
-    return (Fraction(noise_multiplier) / 2**GRID_BITS) ** 2 * sum(step**2 for step in change.tolist())
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.05, 1.7, 1e4, NEARLY_NONE])

@@ -115,7 +115,12 @@ class Generator(Settings, tag_field="kind"):
 
 
 GENERATORS: Kinds[type[Generator]] = Kinds(
-    "generator", {"dp_gaussian": "tff_pdp.privacy.synthetic.gaussian:DpGaussian"}, "tff_pdp.generators"
+    "generator",
+    {
+        "dp_gaussian": "tff_pdp.privacy.synthetic.gaussian:DpGaussian",
+        "dp_merf": "tff_pdp.privacy.synthetic.merf:DpMerf",
+    },
+    "tff_pdp.generators",
 )
 
 

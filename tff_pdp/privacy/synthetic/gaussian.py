@@ -6,7 +6,6 @@ means and second moments, from which labels and features are drawn. The number o
 of the number of features.
 """
 
-import itertools
 import math
 from fractions import Fraction
 from typing import Annotated, Any
@@ -15,40 +14,42 @@ import dp_accounting
 import numpy as np
 from msgspec import Meta
 
-from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER
-from tff_pdp.privacy.accounting.events import require
-from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws, add_noise
-from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples, draw_labels, draw_normals
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws, add_noise
+from tff_pdp.privacy.synthetic.base import SyntheticExamples, draw_labels, draw_normals
+from tff_pdp.privacy.synthetic.records import MOST_VALUES, PooledGenerator, check_records
+from tff_pdp.privacy.synthetic.sums import (
+    FRACTION_BITS,
+    ClassSums,
+    check_noise,
+    classes_above_noise,
+    in_parts,
+    least_count,
+    remaining_share,
+    root,
+    to_steps,
+)
 from tff_pdp.settings import Share
 
-# A release of this many values takes some 25 seconds to draw. Rounding errors of norms (`unit_rows`) allow for up to
-# 4,096 features, which are eight times as many values.
-MOST_VALUES = 10**6
-# Classes whose noised count is below this many standard deviations of the noise get no synthetic examples.
-_DEVIATIONS = 4
 # A feature whose variance is below this many standard deviations of the noise has no variance of its own.
 _VARIANCE_DEVIATIONS = 2
-# A share by which norms are shortened, above what float64 rounds in a norm of up to 4,096 squares.
+# A share by which norms are shortened, above what float64 rounds in a norm of up to 4,096 squares. A release of so many
+# features would have eight times MOST_VALUES.
 _SHORTER = 2.0**-40
-# Features become whole multiples of 2**-_BITS. Then the products of as many examples as are summed at once are whole
-# numbers below 2**53, which float64 adds up without rounding, in whatever order.
-_BITS, _ROWS = 20, 2**12
-# Rounded down.
-_ROOT_OF_TWO = Fraction(math.isqrt(2 * 4**60), 2**60)
+# Products of features of as many examples as are summed at once are whole numbers below 2**53, which float64 adds up
+# without rounding, in whatever order.
+_ROWS = 2**12
 # Counts need this share of phi's squared norm 1 to be left for products of features.
 _LEAST_REST = 1e-3
 
 
-class DpGaussian(Generator, tag="dp_gaussian"):
+class DpGaussian(PooledGenerator, tag="dp_gaussian"):
     """Draws each class from a Gaussian with a mean of its own and a covariance that all classes share.
 
     Attributes:
       radius: R, public L2 bound to which an example's features (after pooling) are clipped. Without a value, R is the
         largest norm that features between `low` and `high` can have, so that nothing is clipped. Noise on products
         grows with the square of R; an R a little below usual norms is best.
-      pool: side, in pixels, of the squares of an image over which features are averaged before the release. A synthetic
-        image has each average in all places of the square, so that its shape is that of the records.
       count_share: a, share of the sensitivity that class counts have.
       mean_share: b, share that class means have; products of features have the rest, c, so that a^2 + b^2 + c^2 = 1.
       own_variances: whether each feature also varies by itself, if its released variance is above the noise and
@@ -57,7 +58,6 @@ class DpGaussian(Generator, tag="dp_gaussian"):
     """
 
     radius: Annotated[float, Meta(ge=1e-30, le=1e30)] | None = None
-    pool: Annotated[int, Meta(ge=1, le=64)] = 1
     count_share: Share = 0.3
     mean_share: Share = 0.6
     own_variances: bool = False
@@ -78,9 +78,7 @@ class DpGaussian(Generator, tag="dp_gaussian"):
     @property
     def product_share(self) -> float:
         """c, share of the sensitivity that products of features have; rounded so that a^2 + b^2 + c^2 <= 1 exactly."""
-        rest = 1 - Fraction(self.count_share) ** 2 - Fraction(self.mean_share) ** 2
-        share = math.sqrt(rest)
-        return share if Fraction(share) ** 2 <= rest else math.nextafter(share, 0)
+        return remaining_share(self.count_share, self.mean_share)
 
     def norm_bound(self, num_features: int) -> float:
         """Returns R, the L2 bound of an example's features."""
@@ -93,11 +91,11 @@ class DpGaussian(Generator, tag="dp_gaussian"):
 
     def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
         """Returns the size of the release, the noise on a count, and the least noised count that makes a class."""
-        num_features = math.prod(pooled_shape(input_shape, self))
+        num_features = math.prod(self.pooled_shape(input_shape))
         return {
             "released_values": _num_values(num_features, self),
             "noise_deviation_of_a_class_count": noise_multiplier / self.count_share,
-            "class_appears_from_noised_count": _least_count(noise_multiplier, self),
+            "class_appears_from_noised_count": least_count(noise_multiplier / self.count_share),
         }
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
@@ -131,28 +129,15 @@ def dp_gaussian(
     >>> sorted(made.y.tolist()), made.x[made.y == 1].round(1).tolist()
     ([0, 0, 1, 1], [[1.0, 0.5], [1.0, 0.5]])
     """
-    require(
-        0 < noise_multiplier <= LARGEST_NOISE_MULTIPLIER,
-        "noise_multiplier",
-        noise_multiplier,
-        f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
-    )
-    _check(x, y, settings)
-    shape = pooled_shape(x.shape[1:], settings)
-    num_features, bound = math.prod(shape), settings.norm_bound(math.prod(shape))
+    check_noise(noise_multiplier)
+    num_features = _check(x, y, settings)
+    bound = settings.norm_bound(num_features)
     noised = add_noise(moment_steps(x, y, settings, noise_multiplier), noise_multiplier, draws)
     # From here on, nothing depends on the records.
     sizes = (settings.num_classes, settings.num_classes * num_features)
     counts, sums, products = np.split(noised, np.cumsum(sizes))
     counts = counts / settings.count_share
-    least = _least_count(noise_multiplier, settings)
-    kept = np.flatnonzero(counts > least)
-    if not len(kept):
-        raise DataError(
-            f"too few records for this budget: each class needs a noised count above {least:.4g}, which is "
-            f"{_DEVIATIONS} standard deviations of the noise, and no class has one. The release has been made: its "
-            "cost counts"
-        )
+    kept = classes_above_noise(counts, noise_multiplier / settings.count_share)
     counts = counts[kept]
     sums = sums.reshape(settings.num_classes, num_features)[kept] * (bound / settings.mean_share)
     means = np.clip(sums / counts[:, None], settings.low, settings.high)
@@ -161,8 +146,7 @@ def dp_gaussian(
     drawn = means[labels] + draw_normals((settings.examples, spread.shape[1]), draws) @ spread.T
     if settings.own_variances:
         drawn += draw_normals((settings.examples, num_features), draws) * own
-    drawn = np.clip(drawn, settings.low, settings.high).reshape(settings.examples, *shape)
-    return SyntheticExamples(_enlarged(drawn, settings.pool), kept[labels])
+    return SyntheticExamples(settings.examples_of(drawn, x.shape[1:]), kept[labels])
 
 
 def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multiplier: float) -> np.ndarray:
@@ -173,9 +157,8 @@ def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multi
     product of two different features once, times sqrt(2), row by row of the upper triangle.
 
     Guarantee: adding or removing one record changes the sum by at most 1 in L2 norm. The squared norm of phi is at most
-      a^2 + b^2 |u|^2 + c^2 |u|^4, with |u| at most 1. Sums are exact. Before a sum of D values is rounded to steps, it
-      is scaled down so that a difference of norm 1 shrinks by at least sqrt(D) steps; rounding can add no more than
-      that to a difference. Values that are out of range or missing do not change this bound.
+      a^2 + b^2 |u|^2 + c^2 |u|^4, with |u| at most 1. Sums are exact, and `to_steps` keeps the bound. Values that are
+      out of range or missing do not change this bound.
     Assumes: labels are in range.
 
     Args:
@@ -184,48 +167,35 @@ def moment_steps(x: np.ndarray, y: np.ndarray, settings: DpGaussian, noise_multi
       settings: public settings.
       noise_multiplier: standard deviation of the noise that will be added.
     """
-    num_features = math.prod(pooled_shape(x.shape[1:], settings))
-    counts = np.zeros(settings.num_classes, object)
-    sums = np.zeros((settings.num_classes, num_features), object)
+    num_features = math.prod(settings.pooled_shape(x.shape[1:]))
+    by_class = ClassSums(settings.num_classes, num_features)
     products = np.zeros((num_features, num_features), object)
-    for start in range(0, len(x), _ROWS):
-        whole = np.trunc(unit_rows(x[start : start + _ROWS], settings) * 2.0**_BITS)
+
+    def whole_rows(examples: np.ndarray) -> np.ndarray:
+        return np.trunc(unit_rows(examples, settings) * 2.0**FRACTION_BITS)
+
+    for whole, labels in in_parts(x, y, _ROWS, whole_rows):
         products += (whole.T @ whole).astype(np.int64)
-        labels = np.asarray(y[start : start + _ROWS])
-        for label in np.unique(labels).tolist():
-            own = whole[labels == label]
-            counts[label] += len(own)
-            sums[label] += own.sum(axis=0).astype(np.int64)
+        by_class.add(whole, labels)
     different = products[np.triu_indices(num_features, 1)]
-    unit, unit_of_products = Fraction(1, 2**_BITS), Fraction(1, 2 ** (2 * _BITS))
+    unit, unit_of_products = Fraction(1, 2**FRACTION_BITS), Fraction(1, 2 ** (2 * FRACTION_BITS))
+    share_of_products = Fraction(settings.product_share) * unit_of_products
     blocks = [
-        (counts, Fraction(settings.count_share)),
-        (sums.ravel(), Fraction(settings.mean_share) * unit),
-        (products.diagonal(), Fraction(settings.product_share) * unit_of_products),
-        (different, Fraction(settings.product_share) * _ROOT_OF_TWO * unit_of_products),
+        (by_class.counts, Fraction(settings.count_share)),
+        (by_class.sums.ravel(), Fraction(settings.mean_share) * unit),
+        (products.diagonal(), share_of_products),
+        (different, share_of_products * root(Fraction(2))),
     ]
-    step = Fraction(noise_multiplier) / 2**GRID_BITS
-    rounding = Fraction(math.isqrt(sum(len(block) for block, _ in blocks)) + 1) * step
-    in_steps = [(1 - rounding) * scale / step for _, scale in blocks]
-    pairs = zip(blocks, in_steps, strict=True)
-    return np.concatenate([block * scale.numerator // scale.denominator for (block, _), scale in pairs])
+    return to_steps(blocks, noise_multiplier)
 
 
 def unit_rows(x: np.ndarray, settings: DpGaussian) -> np.ndarray:
     """Clips, pools and scales examples to vectors of L2 norm at most 1: float64 `[n, features]`.
 
-    Guarantee: each row is a function of its own example alone, to the last bit, because every operation works on single
-      elements, and IEEE 754 rounds such operations in only one way. For up to 4,096 features, the norm of a row is at
-      most 1 - 2**-41, rounding included. Missing values count as the middle of the range.
+    Guarantee: each row is a function of its own example alone, to the last bit, as in `PooledGenerator.rows`. For up to
+      4,096 features, the norm of a row is at most 1 - 2**-41, rounding included.
     """
-    rows = np.nan_to_num(x.astype(np.float64), nan=(settings.low + settings.high) / 2, posinf=np.inf, neginf=-np.inf)
-    rows = np.clip(rows, settings.low, settings.high)
-    if settings.pool > 1:
-        places = list(itertools.product(range(settings.pool), repeat=2))
-        # Library sums over axes may add in an order that depends on the number of rows.
-        squares = sum(rows[:, down :: settings.pool, right :: settings.pool] for down, right in places)
-        rows = np.asarray(squares) / len(places)
-    rows = rows.reshape(len(x), math.prod(rows.shape[1:]))
+    rows = settings.rows(x)
     # Scaled first: squares of large values must not overflow.
     rows = rows / settings.norm_bound(rows.shape[1])
     squared = np.zeros(len(rows))
@@ -234,44 +204,19 @@ def unit_rows(x: np.ndarray, settings: DpGaussian) -> np.ndarray:
     return rows * ((1 - _SHORTER) / np.maximum(np.sqrt(squared), 1))[:, None]
 
 
-def pooled_shape(shape: tuple[int, ...], settings: DpGaussian) -> tuple[int, ...]:
-    """Returns the shape of an example after pooling.
-
-    Raises:
-      ConfigError: the example is no image whose sides are multiples of `pool`.
-    """
-    if settings.pool == 1:
-        return shape
-    if len(shape) < 2 or shape[0] % settings.pool or shape[1] % settings.pool:
-        raise ConfigError(
-            f"pool is {settings.pool}, but examples have the shape {list(shape)}: pooling needs images whose height "
-            "and width are multiples of it"
-        )
-    return (shape[0] // settings.pool, shape[1] // settings.pool, *shape[2:])
-
-
 def _num_values(num_features: int, settings: DpGaussian) -> int:
     return settings.num_classes * (1 + num_features) + num_features * (num_features + 1) // 2
 
 
-def _least_count(noise_multiplier: float, settings: DpGaussian) -> float:
-    return _DEVIATIONS * noise_multiplier / settings.count_share
-
-
-def _check(x: np.ndarray, y: np.ndarray, settings: DpGaussian) -> None:
-    num_features = math.prod(pooled_shape(x.shape[1:], settings))
+def _check(x: np.ndarray, y: np.ndarray, settings: DpGaussian) -> int:
+    num_features = check_records(x, y, settings)
     num_values = _num_values(num_features, settings)
-    if not num_features:
-        raise ConfigError("the examples have no features")
     if num_values > MOST_VALUES:
         raise ConfigError(
             f"{num_features} features and {settings.num_classes} classes make a release of {num_values:,} values; at "
             f"most {MOST_VALUES:,} are possible. Pool images, or leave out features"
         )
-    if np.shape(y) != (len(x),):
-        raise ConfigError(f"there are {len(x)} examples, but labels of shape {list(np.shape(y))}")
-    if not np.isin(y, np.arange(settings.num_classes)).all():
-        raise DataError(f"a label is not one of the classes 0 to {settings.num_classes - 1}")
+    return num_features
 
 
 def _spread(
@@ -298,11 +243,6 @@ def _spread(
     covariance = moments - (means.T * (counts / total)) @ means
     values, vectors = np.linalg.eigh(covariance)
     kept = values > 2 * noise_multiplier * math.sqrt(num_features / 2) * scale
-    root = vectors[:, kept] * np.sqrt(values[kept])
-    rest = covariance.diagonal() - np.square(root).sum(axis=1)
-    return root, np.sqrt(np.where(rest > _VARIANCE_DEVIATIONS * noise_multiplier * scale, rest, 0))
-
-
-def _enlarged(x: np.ndarray, pool: int) -> np.ndarray:
-    """Puts each average into all places of its square."""
-    return x if pool == 1 else x.repeat(pool, axis=1).repeat(pool, axis=2)
+    spread = vectors[:, kept] * np.sqrt(values[kept])
+    rest = covariance.diagonal() - np.square(spread).sum(axis=1)
+    return spread, np.sqrt(np.where(rest > _VARIANCE_DEVIATIONS * noise_multiplier * scale, rest, 0))

@@ -10,12 +10,13 @@ from tff_pdp.privacy.accounting.accountants import next_float32, solve_noise_mul
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.synthetic.base import Generator
 from tff_pdp.privacy.synthetic.gaussian import DpGaussian
+from tff_pdp.privacy.synthetic.merf import DpMerf
 from tff_pdp.settings import Count, Settings, Share
 
 # The reason in the ledger.
 SYNTHETIC = "synthetic data"
 
-Generators = DpGaussian
+Generators = DpGaussian | DpMerf
 
 
 class SyntheticData(Settings):
