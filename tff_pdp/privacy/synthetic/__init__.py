@@ -2,6 +2,10 @@
 
 base: synthetic examples, what every generator offers, and the generators by kind
 gaussian: one Gaussian for each class, from noised counts, means and a pooled covariance
+conditional: parts that conditional networks share: noised class counts, and the network that makes examples
+teachers: discriminators on disjoint parts of the records, and their votes
+paper_datalens: what the code of the paper on DataLens does otherwise, without a guarantee
+datalens: a student network that follows noised votes of teachers
 table: tables with public columns, as arrays and back
 arrays: arrays of images or features, from files and back
 release: noise for a budget, the release itself, and a privacy statement of its own

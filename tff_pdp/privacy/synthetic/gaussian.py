@@ -8,6 +8,7 @@ of the number of features.
 
 import itertools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER
 from tff_pdp.privacy.accounting.events import require
 from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS, ExactDraws, add_noise
-from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples, draw_labels, draw_normals
+from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples, check_labels, draw_labels, draw_normals
 from tff_pdp.settings import Share
 
 # A release of this many values takes some 25 seconds to draw. Rounding errors of norms (`unit_rows`) allow for up to
@@ -84,8 +85,16 @@ class DpGaussian(Generator, tag="dp_gaussian"):
         """Checks shapes, labels, and the size of the release."""
         _check(x, y, self)
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise_multiplier: float, draws: ExactDraws) -> SyntheticExamples:
-        """Makes synthetic examples by `dp_gaussian`."""
+    def fit(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        noise_multiplier: float,
+        draws: ExactDraws,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> SyntheticExamples:
+        """Makes synthetic examples by `dp_gaussian`, whose sum treats all records alike, whatever their `ids`."""
         return dp_gaussian(x, y, self, noise_multiplier, draws)
 
 
@@ -238,10 +247,7 @@ def _check(x: np.ndarray, y: np.ndarray, settings: DpGaussian) -> None:
             f"{num_features} features and {settings.num_classes} classes make a release of {num_values:,} values; at "
             f"most {MOST_VALUES:,} are possible. Pool images, or leave out features"
         )
-    if np.shape(y) != (len(x),):
-        raise ConfigError(f"there are {len(x)} examples, but labels of shape {list(np.shape(y))}")
-    if not np.isin(y, np.arange(settings.num_classes)).all():
-        raise DataError(f"a label is not one of the classes 0 to {settings.num_classes - 1}")
+    check_labels(x, y, settings.num_classes)
 
 
 def _spread(

@@ -25,6 +25,8 @@ class PlannedRelease(NamedTuple):
       generator: the generator and its public settings.
       budget: most that the release may cost.
       noise_multiplier: the least noise that keeps the cost within the budget.
+
+    A generator that guarantees nothing (`Generator.why_not_private`) has a release without privacy: an infinite cost.
     """
 
     generator: Generator
@@ -33,7 +35,9 @@ class PlannedRelease(NamedTuple):
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The event of the release."""
+        """The event of the release, as ledgers record the release."""
+        if self.generator.why_not_private:
+            return dp_accounting.NonPrivateDpEvent()
         return self.generator.event(self.noise_multiplier)
 
     @property
@@ -47,24 +51,27 @@ class PlannedRelease(NamedTuple):
         ledger.append(silo, self.event, 1, "synthetic data")
         return ledger
 
-    def make(self, x: np.ndarray, y: np.ndarray) -> SyntheticExamples:
+    def make(self, x: np.ndarray, y: np.ndarray, *, ids: Sequence[str] | None = None) -> SyntheticExamples:
         """Makes the synthetic examples, with noise from the operating system's entropy; call this once.
 
-        Guarantee: the result is (`epsilon`, `budget.delta`)-DP under adding or removing one record.
+        Guarantee: the result is (`epsilon`, `budget.delta`)-DP under adding or removing one record; nothing is
+          guaranteed if `epsilon` is infinite.
         Assumes: as in `Generator.fit`; the operating system's entropy is secret.
 
         Args, Raises: as in `Generator.fit`.
         """
-        return self.generator.fit(x, y, self.noise_multiplier, ExactDraws(os.urandom(32)))
+        return self.generator.fit(x, y, self.noise_multiplier, ExactDraws(os.urandom(32)), ids=ids)
 
 
 def plan_release(generator: Generator, epsilon: float, delta: float) -> PlannedRelease:
     """Finds the least noise with which a generator's release stays within (epsilon, delta).
 
     Raises:
-      ConfigError, BudgetError: the budget is out of range, or no noise meets it.
+      ConfigError: the budget is out of range, or its noise leaves nothing to learn (`Generator.check_noise`).
+      BudgetError: no noise meets the budget.
     """
     noise = solve_noise_multiplier(generator.event, epsilon, delta)
+    generator.check_noise(noise)
     return PlannedRelease(generator, SiloBudget(epsilon, delta), noise)
 
 
@@ -76,18 +83,16 @@ def statement(planned: PlannedRelease, public: Sequence[str], unit: str) -> dict
       public: what is treated as public, one clause each.
       unit: what one record is.
     """
+    claim, reason = planned.generator.claim
     return {
         "format_version": FORMAT_VERSION,
-        "claim": "formal",
-        "claim_reason": (
-            "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
-            "system"
-        ),
+        "claim": claim,
+        "claim_reason": reason,
         "unit": unit,
         "adjacency": Adjacency.ADD_OR_REMOVE_ONE.value,
         "adjacency_words": f"{unit} is present or absent; replacing it is a removal and an addition, and costs more",
         "protected_from": "everyone who sees the synthetic data, this statement, or anything made from them",
-        "epsilon": planned.epsilon,
+        "epsilon": None if claim == "none" else planned.epsilon,
         "delta": planned.budget.delta,
         "epsilon_target": planned.budget.epsilon,
         "noise_multiplier": planned.noise_multiplier,
