@@ -6,6 +6,7 @@ conditional: parts that conditional networks share: noised class counts, and the
 teachers: discriminators on disjoint parts of the records, and their votes
 paper_datalens: what the code of the paper on DataLens does otherwise, without a guarantee
 datalens: a student network that follows noised votes of teachers
+cgan: a conditional network against a discriminator that learns by DP-SGD
 table: tables with public columns, as arrays and back
 arrays: arrays of images or features, from files and back
 release: noise for a budget, the release itself, and a privacy statement of its own
