@@ -7,6 +7,7 @@ function of released gradients.
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -22,7 +23,7 @@ from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.facts import Claim, condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples, check_labels, draw_labels
-from tff_pdp.privacy.synthetic.conditional import ExampleNetwork, noised_counts, one_hot, to_unit
+from tff_pdp.privacy.synthetic.conditional import ExampleNetwork, noised_counts, to_unit
 from tff_pdp.settings import Count, Positive, Share
 
 # Largest discriminator. Noise is charged for as if each were this large, so that the event does not depend on shapes.
@@ -50,7 +51,7 @@ class DpCgan(Generator, tag="dp_cgan"):
       latents: number of latent numbers.
       generator_units: units of the example network's hidden layers.
       discriminator_units: units of the discriminator's hidden layers.
-      count_share: share of the sensitivity of a joint release that class counts have, beside all gradients.
+      count_noise: standard deviation of the noise on each class count, in noise multipliers of the gradients.
     """
 
     steps: Count = 100
@@ -64,7 +65,7 @@ class DpCgan(Generator, tag="dp_cgan"):
     latents: Count = 50
     generator_units: Sequence[Count] = (256, 256)
     discriminator_units: Sequence[Count] = (64,)
-    count_share: Share = 0.2
+    count_noise: Positive = 5.0
 
     @property
     def rate(self) -> float:
@@ -76,10 +77,6 @@ class DpCgan(Generator, tag="dp_cgan"):
         """The strength of the guarantee, and its conditions."""
         return "formal-conditional", condition_of_examples(_GENERATOR)
 
-    def count_noise(self, noise_multiplier: float) -> float:
-        """Returns the noise multiplier of class counts."""
-        return noise_multiplier / (self.count_share * self.rate * math.sqrt(self.steps * self.discriminator_steps))
-
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Returns the event of the class counts, of all Poisson-sampled sums of gradients, and of drawn noise.
 
@@ -89,7 +86,7 @@ class DpCgan(Generator, tag="dp_cgan"):
         gradients = self.steps * self.discriminator_steps
         return dp_accounting.ComposedDpEvent(
             [
-                dp_accounting.GaussianDpEvent(self.count_noise(noise_multiplier)),
+                dp_accounting.GaussianDpEvent(self.count_noise * noise_multiplier),
                 poisson_gaussian_event(self.rate, noise_multiplier, gradients),
                 GridNoiseDpEvent(MOST_PARAMETERS * gradients),
             ]
@@ -97,9 +94,9 @@ class DpCgan(Generator, tag="dp_cgan"):
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes, labels, and the size of the discriminator."""
-        sizes = [math.prod(x.shape[1:]) + self.num_classes, *self.discriminator_units, 1]
-        parameters = sum((before + 1) * after for before, after in zip(sizes, sizes[1:], strict=False))
-        if sizes[0] == self.num_classes:
+        sizes = [math.prod(x.shape[1:]), *self.discriminator_units, self.num_classes]
+        parameters = sum((before + 1) * after for before, after in itertools.pairwise(sizes))
+        if not sizes[0]:
             raise ConfigError("the examples have no features")
         # Noise is drawn in pairs.
         if parameters + parameters % 2 > MOST_PARAMETERS:
@@ -147,40 +144,45 @@ def dp_cgan(
         f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
     )
     settings.check(x, y)
-    rows = np.concatenate([to_unit(x, settings), one_hot(y.astype(np.int64), settings.num_classes)], axis=1)
-    counts = noised_counts(y, settings.num_classes, settings.count_noise(noise_multiplier), draws)
+    rows = to_unit(x, settings)
+    counts = noised_counts(y, settings.num_classes, settings.count_noise * noise_multiplier, draws)
     maker = ExampleNetwork(
-        rows.shape[1] - settings.num_classes,
+        rows.shape[1],
         settings.num_classes,
         settings.latents,
         settings.generator_units,
         settings.generator_rate,
         draws,
     )
-    discriminator = _Discriminator(rows, settings, noise_multiplier, draws)
+    discriminator = _Discriminator(rows, y, settings, noise_multiplier, draws)
     for _ in range(settings.steps):
         labels = draw_labels(counts, settings.fakes_per_step * (settings.discriminator_steps + 1), draws)
-        inputs, classes = maker.inputs(labels), one_hot(labels, settings.num_classes)
-        own = settings.fakes_per_step
-        discriminator.learn(maker, inputs[own:], classes[own:])
-        discriminator.teach(maker, inputs[:own], classes[:own])
+        inputs, own = maker.inputs(labels), settings.fakes_per_step
+        discriminator.learn(maker, inputs[own:], labels[own:])
+        discriminator.teach(maker, inputs[:own], labels[:own])
     return maker.synthetic(counts, x.shape[1:], settings)
 
 
 class _Discriminator:
-    """A network D(x, y) that learns from records by DP-SGD, and from made examples without noise."""
+    """A network D(x, y) that learns from records by DP-SGD, and from made examples without noise.
 
-    def __init__(self, rows: np.ndarray, settings: DpCgan, noise_multiplier: float, draws: ExactDraws):
-        """Draws initial weights; `rows` are features with one-hot classes, float32 `[n, features + classes]`."""
+    The last layer has a score for each class, of which D(x, y) is the score of class y.
+    """
+
+    def __init__(self, rows: np.ndarray, y: np.ndarray, settings: DpCgan, noise_multiplier: float, draws: ExactDraws):
+        """Draws initial weights; `rows` are features in [0, 1], float32 `[n, features]`."""
         import tensorflow as tf
 
         from tff_pdp.algorithms.base import ClientData
         from tff_pdp.models.dense import build_mlp
         from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 
-        model = build_mlp(rows.shape[1:], 0, settings.discriminator_units)
+        def score(scores: Any, labels: Any) -> Any:
+            return tf.reduce_sum(scores * tf.one_hot(labels, settings.num_classes), axis=1)
+
+        model = build_mlp(rows.shape[1:], settings.num_classes, settings.discriminator_units)
         # BCE(D, 1) for the score before the logistic function.
-        model = dataclasses.replace(model, output_loss=lambda scores, _: tf.nn.softplus(-scores))
+        model = dataclasses.replace(model, output_loss=lambda scores, labels: tf.nn.softplus(-score(scores, labels)))
         self._settings, self._draws = settings, draws
         self._weights: dict[str, Any] = collections.OrderedDict(
             (name, tf.Variable(value)) for name, value in model.init(draws.below(2**32)).items()
@@ -197,8 +199,9 @@ class _Discriminator:
         scale = tf.constant(LARGEST_BATCH / settings.batch_size, tf.float32)
         num_rows, num_steps = len(rows), settings.discriminator_steps
         # There is at least one row, of zeros if there are no records.
-        padded = tf.constant(np.pad(rows, ((0, max(0, 1 - num_rows)), (0, 0))))
-        data = ClientData(padded, tf.zeros([len(padded)], tf.float32), tf.constant(num_rows))
+        missing = max(0, 1 - num_rows)
+        padded = tf.constant(np.pad(rows, ((0, missing), (0, 0))))
+        data = ClientData(padded, tf.constant(np.pad(y.astype(np.int64), (0, missing))), tf.constant(num_rows))
         optimizer = tf.keras.optimizers.Adam(settings.discriminator_rate, beta_1=0.5)
         optimizer.build(list(self._weights.values()))
 
@@ -209,38 +212,37 @@ class _Discriminator:
             return tf.nest.map_structure(lambda value: value[0], drawn)
 
         @tf.function(autograph=False, reduce_retracing=True)
-        def learn(drawn: Any, index: Any, made: Any) -> None:
+        def learn(drawn: Any, index: Any, made: Any, labels: Any) -> None:
             of_records = estimator.gradient(scalars, drawn, self._weights, data, index, scale)
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.nn.softplus(model.predict(self._weights, made)))
+                loss = tf.reduce_mean(tf.nn.softplus(score(model.predict(self._weights, made), labels)))
             of_made = tape.gradient(loss, list(self._weights.values()))
             total = [of_records[name] + value for name, value in zip(self._weights, of_made, strict=True)]
             optimizer.apply_gradients(zip(total, self._weights.values(), strict=True))
 
         self._model, self._draw, self._learn = model, draw, learn
 
-    def learn(self, maker: ExampleNetwork, inputs: np.ndarray, classes: np.ndarray) -> None:
+    def learn(self, maker: ExampleNetwork, inputs: np.ndarray, labels: np.ndarray) -> None:
         """Takes the steps that come before one step of the other network.
 
         Args:
           maker: the network that makes examples.
           inputs: inputs of the examples of all steps.
-          classes: their classes, one-hot.
+          labels: their classes.
         """
         import tensorflow as tf
 
         seed = self._draws.words(2).astype(np.int64)[np.newaxis]
         drawn = self._draw(tf.constant(seed))
-        made = tf.concat([maker.examples(inputs), classes], axis=1)
-        for index, part in enumerate(tf.split(made, self._settings.discriminator_steps)):
-            self._learn(drawn, tf.constant(index), part)
+        made, steps = maker.examples(inputs), self._settings.discriminator_steps
+        for index, (part, classes) in enumerate(zip(tf.split(made, steps), tf.split(labels, steps), strict=True)):
+            self._learn(drawn, tf.constant(index), part, classes)
 
-    def teach(self, maker: ExampleNetwork, inputs: np.ndarray, classes: np.ndarray) -> None:
+    def teach(self, maker: ExampleNetwork, inputs: np.ndarray, labels: np.ndarray) -> None:
         """Takes a step of the network that makes examples, toward a higher score of this discriminator."""
         import tensorflow as tf
 
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(list(maker.weights.values()))
-            made = tf.concat([maker.examples(inputs), classes], axis=1)
-            loss = tf.reduce_mean(tf.nn.softplus(-self._model.predict(self._weights, made)))
+            loss = tf.reduce_mean(self._model.loss(self._weights, maker.examples(inputs), tf.constant(labels)))
         maker.learn(tape.gradient(loss, list(maker.weights.values())))

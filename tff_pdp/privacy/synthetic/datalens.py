@@ -1,10 +1,10 @@
 """Makes synthetic examples by DataLens: votes of teachers on disjoint parts of the records, with noise.
 
-A student network makes examples. Each teacher, a discriminator on its own part of the records, votes on the direction in
-which an example should change: +1 or -1 for the k features with the largest gradients. The Gaussian mechanism releases
-the sum of votes, once for each example of each step, and the student follows votes that exceed a threshold. A vote
-counts only beside the noise. With few teachers and a small budget the noise is larger than all votes together;
-`DataLens.check_noise` refuses such settings.
+A student network makes examples. Each teacher, a discriminator on its own part of the records, votes on the direction
+in which an example should change: +1 or -1 for the k features with the largest gradients. The Gaussian mechanism
+releases the sum of votes, once for each example of each step, and the student follows votes that exceed a threshold.
+With few teachers and a small budget the noise is larger than all votes together; `DataLens.check_noise` refuses such
+settings.
 """
 
 import math

@@ -30,11 +30,13 @@ def even_parts(y: np.ndarray, num_classes: int, num_teachers: int) -> list[list[
     """
     places = [np.flatnonzero(y == label).tolist() for label in range(num_classes)]
     places = [own for own in places if own]
-    size, parts = len(y) // num_teachers, []
-    for teacher in range(num_teachers):
-        turns = range(teacher * size, (teacher + 1) * size)
-        parts.append([places[turn % len(places)][turn // len(places) % len(places[turn % len(places)])] for turn in turns])
-    return parts
+    size = len(y) // num_teachers
+
+    def record(turn: int) -> int:
+        own = places[turn % len(places)]
+        return own[turn // len(places) % len(own)]
+
+    return [[record(turn) for turn in range(start, start + size)] for start in range(0, num_teachers * size, size)]
 
 
 class PaperAccount:

@@ -1,5 +1,6 @@
 """Makes synthetic examples within a budget, and states the guarantee in plain data."""
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,8 +47,9 @@ class PlannedRelease(NamedTuple):
         return epsilon_bounds(self.event, self.budget.delta).best
 
     def ledger(self, silo: str) -> Ledger:
-        """Returns a ledger of the silo that holds the release."""
-        ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {silo: self.budget})
+        """Returns a ledger of the silo that holds the release; without a guarantee, the silo has an infinite budget."""
+        budget = SiloBudget(math.inf, self.budget.delta) if self.generator.why_not_private else self.budget
+        ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {silo: budget})
         ledger.append(silo, self.event, 1, "synthetic data")
         return ledger
 

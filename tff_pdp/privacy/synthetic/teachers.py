@@ -6,6 +6,7 @@ of one teacher do not depend on the records of the others.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def parts_by_hash(names: Sequence[bytes], key: bytes, num_teachers: int) -> list
 
 def content_names(x: np.ndarray, y: np.ndarray) -> list[bytes]:
     """Names records by their content: features as float64, and the class."""
-    rows = np.ascontiguousarray(x, np.float64).reshape(len(x), -1)
+    rows = np.ascontiguousarray(x, np.float64).reshape(len(x), math.prod(x.shape[1:]))
     return [row.tobytes() + int(label).to_bytes(8, "big") for row, label in zip(rows, y, strict=True)]
 
 
@@ -79,18 +80,19 @@ class Teachers:
         joined = np.concatenate([rows, one_hot(labels.astype(np.int64), num_classes)], axis=1)
         size = joined.shape[1]
         self._records = np.zeros((len(parts), capacity, size), np.float32)
-        # What each record counts in the mean over its teacher's records.
+        # The weight of each record in the mean over its teacher's records.
         self._shares = np.zeros((len(parts), capacity, 1), np.float32)
         for teacher, part in enumerate(parts):
             used = list(part[:capacity])
             self._records[teacher, : len(used)] = joined[used]
             self._shares[teacher, : len(used)] = 1 / max(1, len(used))
         self._has_records = self._shares.any(axis=(1, 2))
-        limits = {(len(parts), size, hidden_units): size + hidden_units, (len(parts), hidden_units, 1): hidden_units + 1}
-        kernels = [
-            ((2 * draw_uniform(int(np.prod(shape)), draws) - 1) * np.sqrt(6 / units)).astype(np.float32).reshape(shape)
-            for shape, units in limits.items()
-        ]
+        # Glorot and Bengio's uniform weights, as of other networks.
+        kernels = []
+        for shape in ((len(parts), size, hidden_units), (len(parts), hidden_units, 1)):
+            limit = math.sqrt(6 / (shape[1] + shape[2]))
+            drawn = (2 * draw_uniform(math.prod(shape), draws) - 1) * limit
+            kernels.append(drawn.astype(np.float32).reshape(shape))
         biases = [np.zeros((len(parts), 1, units), np.float32) for units in (hidden_units, 1)]
         self._weights = [kernels[0], biases[0], kernels[1], biases[1]]
         self._moments = [(np.zeros_like(weight), np.zeros_like(weight)) for weight in self._weights]
