@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import dp_accounting
 import msgspec
@@ -197,7 +198,7 @@ def test_the_papers_account_ends_training():
 
 
 def test_settings_are_found_by_kind():
-    kind = GENERATORS.find("datalens")
+    kind: Any = GENERATORS.find("datalens")
     content = {"kind": "datalens", "examples": 5, "teachers": 7, "paper_data_dependent": {"epsilon": 1, "delta": 1e-5}}
     found = read_settings(kind, content, "a.yaml", "synthetic")
     assert found.teachers == 7 and found.paper_data_dependent == PaperBudget(epsilon=1.0, delta=1e-5)

@@ -38,7 +38,7 @@ def teachers_of(x, y, names, capacity=32, num_teachers=TEACHERS, steps=3):
     return teachers
 
 
-def votes_of(teachers, max_grad=1e-2, draws=None):
+def votes_of(teachers, max_grad: float | None = 1e-2, draws=None):
     return np.stack(list(teachers.votes(MADE, MADE_LABELS, VOTES, max_grad, draws or draws_of()))).astype(int)
 
 
@@ -172,4 +172,4 @@ def test_training_is_that_of_tensorflow():
         with tf.GradientTape() as tape:
             tape.watch(inputs)
             loss = tf.reduce_sum(tf.nn.softplus(-scores(inputs)))
-        assert found[teacher] == pytest.approx(-tape.gradient(loss, inputs).numpy()[:, :9], rel=2e-3, abs=2e-6)
+        assert found[teacher] == pytest.approx(-np.asarray(tape.gradient(loss, inputs))[:, :9], rel=2e-3, abs=2e-6)

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER, poisson_gaussian_event
+from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER, next_float32, poisson_gaussian_event
 from tff_pdp.privacy.accounting.events import require
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.facts import Claim, condition_of_examples
@@ -185,12 +185,12 @@ class _Discriminator:
         model = dataclasses.replace(model, output_loss=lambda scores, labels: tf.nn.softplus(-score(scores, labels)))
         self._settings, self._draws = settings, draws
         self._weights: dict[str, Any] = collections.OrderedDict(
-            (name, tf.Variable(value)) for name, value in model.init(draws.below(2**32)).items()
+            (name, tf.Variable(tf.constant(value))) for name, value in model.init(draws.below(2**32)).items()
         )
         estimator = build_dp_sgd(model, "poisson", _GENERATOR)
         mechanism = {
             "clip_norm": settings.clip_norm,
-            "noise_multiplier": noise_multiplier,
+            "noise_multiplier": next_float32(noise_multiplier),
             "sampling_rate": settings.rate,
             # Bounds the rounding of sums; `scale` makes the public divisor of it.
             "expected_batch_size": LARGEST_BATCH,
@@ -200,6 +200,7 @@ class _Discriminator:
         num_rows, num_steps = len(rows), settings.discriminator_steps
         # There is at least one row, of zeros if there are no records.
         missing = max(0, 1 - num_rows)
+        max_rows = tf.constant(num_rows + missing)
         padded = tf.constant(np.pad(rows, ((0, missing), (0, 0))))
         data = ClientData(padded, tf.constant(np.pad(y.astype(np.int64), (0, missing))), tf.constant(num_rows))
         optimizer = tf.keras.optimizers.Adam(settings.discriminator_rate, beta_1=0.5)
@@ -208,7 +209,7 @@ class _Discriminator:
         @tf.function(autograph=False)
         def draw(seed: Any) -> Any:
             each = {name: value[tf.newaxis] for name, value in scalars.items()}
-            drawn = estimator.draw(each, tf.constant([num_rows]), len(padded), tf.constant([num_steps]), seed)
+            drawn = estimator.draw(each, tf.constant([num_rows]), max_rows, tf.constant([num_steps]), seed)
             return tf.nest.map_structure(lambda value: value[0], drawn)
 
         @tf.function(autograph=False, reduce_retracing=True)

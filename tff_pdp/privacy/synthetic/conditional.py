@@ -117,7 +117,7 @@ class ExampleNetwork:
         self._latents, self._num_classes, self._draws = latents, num_classes, draws
         self._model = build_mlp((latents + num_classes,), num_features, hidden_units)
         initial = self._model.init(draws.below(2**32))
-        self.weights: dict[str, Any] = {name: tf.Variable(value) for name, value in initial.items()}
+        self.weights: dict[str, Any] = {name: tf.Variable(tf.constant(value)) for name, value in initial.items()}
         self._optimizer = tf.keras.optimizers.Adam(learning_rate, beta_1=0.5)
 
     def inputs(self, labels: np.ndarray) -> np.ndarray:

@@ -58,8 +58,10 @@ class PaperAccount:
             # The released code bounds the chance of another largest value with the noise on votes, and the divergence
             # with noise that is divided by the root of 2 k.
             rest = np.delete(sums.max() - sums, sums.argmax())
-            log_chance = special.logsumexp(special.log_ndtr(-rest / (math.sqrt(2) * sigma))) if len(rest) else -np.inf
-            log_chance = min(float(log_chance), math.log1p(-1 / len(sums)) if len(sums) > 1 else -np.inf)
+            log_chance = -math.inf
+            if len(rest):
+                logs = np.asarray(special.log_ndtr(-rest / (math.sqrt(2) * sigma)))
+                log_chance = min(float(np.logaddexp.reduce(logs)), math.log1p(-1 / len(sums)))
             self._divergences += largest_vote_divergences(log_chance, sigma / math.sqrt(2 * votes))
         epsilons = self._divergences - math.log(self._delta) / (_ORDERS - 1)
         return bool(epsilons.min() > self._epsilon)
