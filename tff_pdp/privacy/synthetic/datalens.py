@@ -18,6 +18,7 @@ from msgspec import Meta
 from tff_pdp.errors import ConfigError
 from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER, exact_gaussian_epsilon
 from tff_pdp.privacy.accounting.events import require
+from tff_pdp.privacy.facts import Claim
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples, check_labels, draw_labels
 from tff_pdp.privacy.synthetic.conditional import ExampleNetwork, noised_counts, noised_sum, to_unit
@@ -106,6 +107,13 @@ class DataLens(Generator, tag="datalens"):
         )
         reasons = [partition] * self.paper_even_partition + [account] * (self.paper_data_dependent is not None)
         return "; ".join(reasons)
+
+    @property
+    def claim(self) -> tuple[Claim, str]:
+        """The strength of the guarantee, and its condition."""
+        if self.why_not_private:
+            return "none", self.why_not_private
+        return "formal-conditional", "a teacher's votes are taken not to depend, to the last bit, on others' records"
 
     def sigma(self, noise_multiplier: float) -> float:
         """Returns the standard deviation of the noise on a sum of votes, in votes."""
