@@ -54,14 +54,14 @@ class DpCgan(Generator, tag="dp_cgan"):
       count_noise: standard deviation of the noise on each class count, in noise multipliers of the gradients.
     """
 
-    steps: Count = 100
-    discriminator_steps: Count = 25
-    sampling_rate: Share = 0.02
-    batch_size: Positive = 120.0
+    steps: Count = 200
+    discriminator_steps: Count = 5
+    sampling_rate: Share = 0.1
+    batch_size: Positive = 600.0
     clip_norm: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
     fakes_per_step: Annotated[int, Meta(ge=1, le=10**4)] = 64
     discriminator_rate: Positive = 1e-3
-    generator_rate: Positive = 1e-3
+    generator_rate: Positive = 3e-3
     latents: Count = 50
     generator_units: Sequence[Count] = (256, 256)
     discriminator_units: Sequence[Count] = (64,)
