@@ -5,6 +5,9 @@ import functools
 import numpy as np
 
 from tests.rounding import probable_gamma
+from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.phases import in_phases
+from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.experiment.hparams import build_algorithm
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.testing.algorithms import MODEL, ROUNDS, SIZES, compose_with_dp_sgd, leaves
@@ -17,7 +20,19 @@ SMALLER = {"hypernet": {"hidden_units": (8,)}, "udp_hypernet": {"hidden_units": 
 VARIANTS = {
     "pfa_plus": {"kind": "pfa", "plus": True, "partition": "known", "liberal_share": 0.5},
     "fed_meta_reptile": {"kind": "fed_meta", "order": "reptile"},
+    "on_synthetic_data": {"kind": "tests.contract.contract_support:build_federated_phase"},
+    "adapted_to_records": {"kind": "tests.contract.contract_support:build_adaptation_phase"},
 }
+
+
+def build_federated_phase() -> Algorithm:
+    """Builds rounds on synthetic data by FedAvg."""
+    return in_phases(build_fed_avg(), federated_rounds=ROUNDS, num_clients=len(SIZES)).federated
+
+
+def build_adaptation_phase() -> Algorithm:
+    """Builds rounds on records after rounds on synthetic data by FedAvg."""
+    return in_phases(build_fed_avg(), federated_rounds=ROUNDS, num_clients=len(SIZES)).adaptation
 
 
 @functools.cache

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from tests.reports import report_samples as silo_samples
 from tests.reports import user_samples
 from tff_pdp.data.manifest import RowInfluence
-from tff_pdp.privacy.facts import RunsOnRecord, SearchFacts, TuningFacts
+from tff_pdp.privacy.facts import RunsOnRecord, SearchFacts, SyntheticFacts, TuningFacts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement import Statement, export_text, not_covered
+from tff_pdp.reports.statement import Statement, export_text, not_covered, objects_content
 
 STATEMENTS = Path(__file__).with_name("statements.json")
 
@@ -114,6 +114,26 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
     yield "nothing uploaded", {"methods": claiming("formal", budget_exposure="none")}
     yield "one method of three", {"methods": methods[2:], **tuned(methods_compared=3)}
     yield "strange name", {"silos": (strange, *silos[1:])}
+    made = SyntheticFacts(
+        generator="dp_gaussian",
+        examples=2000,
+        rounds=20,
+        is_adapted_privately=True,
+        epsilons=tuple(0.4 * silo.epsilon_spent for silo in silos),
+        claim="formal",
+        claim_reason="sums are exact",
+    )
+    seedless = replace(made, claim="none", claim_reason="a fixed seed", epsilons=(math.inf,) * len(silos))
+    yield "synthetic data", {"synthetic": made}
+    yield "synthetic data of a fixed seed", {**given, "synthetic": seedless}
+    yield (
+        "synthetic data, then no noise",
+        {
+            "synthetic": replace(made, is_adapted_privately=False),
+            "silos": [replace(silo, noise_multiplier=0.0, **unbounded) for silo in silos],
+            "methods": claiming("none", "personal models are adapted without noise"),
+        },
+    )
 
 
 def user_cases() -> Iterator[tuple[str, dict]]:
@@ -181,6 +201,8 @@ def by_text() -> dict[str, dict[str, str]]:
             found[key][str(getattr(statement, key))].append(case)
         composed = json_safe(msgspec.to_builtins(statement.composed))
         found["composed"][json.dumps(composed, sort_keys=True, ensure_ascii=False)].append(case)
+        objects = objects_content(statement.facts)
+        found["objects"][json.dumps(json_safe(objects), sort_keys=True, ensure_ascii=False)].append(case)
         found["headings"]["; ".join(one.heading for one in statement.paragraphs)].append(case)
         for paragraph in statement.paragraphs:
             found[paragraph.heading][paragraph.text].append(case)

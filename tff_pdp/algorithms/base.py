@@ -198,6 +198,8 @@ class Algorithm:
       adapt: `(broadcast, client state, data, grad_fn, hparams) -> adapted state`, of any structure: tunes a client's
         model before use, with as many gradients as the `Steps` with `in_adapt` allow. The adapted state never leaves
         the client, so it costs no budget under user-level privacy. None for methods without tuning.
+      adaptation_start: `(broadcast, client state) -> weights` from which a client adapts to its records, after rounds
+        on synthetic data (`tff_pdp.algorithms.phases`); None for `personalise`.
       needs_everyone: whether the method is right only if every client takes part in every round until it leaves for
         good, since the server's state, or a late client's first state, assumes this. User-level plans, which draw some
         users for each round, refuse such methods.
@@ -230,6 +232,7 @@ class Algorithm:
     candidates: Callable[[State], Weights] | None = None
     selection_rounds: int = 0
     adapt: Callable[[State, State, ClientData, GradFn, Mapping[str, Any]], State] | None = None
+    adaptation_start: Callable[[State, State], Weights] | None = None
     needs_everyone: bool = False
     hook: Callable[[Any, int], Hook] | None = None
     traffic: Callable[[State, int], Traffic] | None = None

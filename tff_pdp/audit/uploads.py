@@ -106,6 +106,8 @@ def check_readable(method: Method) -> None:
       ConfigError: nothing leaves a silo, or uploads are of another kind.
     """
     algorithm, name = method.algorithm, f"algorithms.{method.algorithm.name}"
+    if method.first_phase is not None:
+        raise ConfigError(f"{name}: uploads are made of synthetic data, and have no noise from which to read a budget")
     if not algorithm.released:
         raise ConfigError(f"{name}: nothing leaves a silo in training, so there are no uploads to read budgets from")
     if algorithm.candidates is not None:

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.digests import read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.experiment.synthetic_data import PlannedData, ReleaseKey, SyntheticClients, plan_data
 from tff_pdp.files import remove_attempts
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.accounting.accountants import Adjacency
@@ -46,12 +46,16 @@ class SiloReleases:
       scalings: shift and scale of features, by client id; empty if features are used as they are.
       num_examples_are_noised: whether the numbers of examples are noised releases; otherwise, they are public.
       unsound: reason why no privacy can be claimed; empty if privacy can be claimed.
+      planned_data: the releases of synthetic data; None without synthetic data.
+      synthetic: silos' synthetic data; None without synthetic data.
     """
 
     statistics: Mapping[str, SiloStatistics]
     scalings: Mapping[str, FeatureScaling]
     num_examples_are_noised: bool
     unsound: str
+    planned_data: PlannedData | None = None
+    synthetic: SyntheticClients | None = None
 
     @property
     def num_examples(self) -> dict[str, int]:
@@ -61,24 +65,27 @@ class SiloReleases:
     @property
     def events(self) -> dict[str, FixedEvents]:
         """The privacy events of the releases, with the purpose of each release, by client id."""
-        return {client_id: one.events for client_id, one in self.statistics.items()}
+        more = {} if self.planned_data is None else {name: self.planned_data.events(name) for name in self.statistics}
+        return {client_id: (*one.events, *more.get(client_id, ())) for client_id, one in self.statistics.items()}
 
     def digest(self) -> str:
-        """Returns a hash of the statistics and scalings, which affect training."""
+        """Returns a hash of the statistics, scalings and synthetic data, which affect training."""
         digest = hashlib.sha256(_encode(self.statistics).encode())
         for client_id, scaling in self.scalings.items():
             digest.update(client_id.encode() + scaling.shift.tobytes() + scaling.scale.tobytes())
+        if self.synthetic is not None:
+            digest.update(self.synthetic.sha256.encode())
         return digest.hexdigest()
 
 
 def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
     """Returns the silos' stored releases; makes and stores the releases if there are none.
 
-    Guarantee: each statistic of a silo is released only once for an experiment's folder, and is included in
-      `SiloReleases.events`. Before the release, the statistic is entered into the registry, so that releases in several
-      folders add up. The ledger of each method is charged for the statistic. The joint cost of several methods is
-      therefore an upper bound that includes the statistic more than once.
-    Assumes: as in `release_silo_statistics`.
+    Guarantee: each statistic and each silo's synthetic data are released only once for an experiment's folder, and are
+      included in `SiloReleases.events`. Before the release, it is entered into the registry, so that releases in
+      several folders add up. The ledger of each method is charged for the release. The joint cost of several methods is
+      therefore an upper bound that includes the release more than once.
+    Assumes: as in `release_silo_statistics` and `Generator.fit`.
 
     Raises:
       ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
@@ -88,8 +95,11 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
     settings = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
     # Refuses unfit constants before anything is released.
     privacy.feature_scaling.public(shape)
-    if planned_events(settings):
-        statistics = _released_once(config, clients, settings)
+    planned_data, synthetic = plan_data(config, clients), None
+    if planned_events(settings) or planned_data is not None:
+        statistics, sha256 = _released_once(config, clients, settings, planned_data)
+        if planned_data is not None:
+            synthetic = SyntheticClients(Path(config.output), clients.client_ids, sha256)
     else:
         sizes = {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids}
         statistics = {client_id: SiloStatistics(max(1, size)) for client_id, size in sizes.items()}
@@ -98,22 +108,27 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
         scalings=_scalings(clients, privacy.feature_scaling, statistics),
         num_examples_are_noised=settings.count_epsilon is not None,
         unsound=privacy.feature_scaling.why_not_private,
+        planned_data=planned_data,
+        synthetic=synthetic,
     )
 
 
 def _released_once(
-    config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings
-) -> dict[str, SiloStatistics]:
+    config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings, data: PlannedData | None
+) -> tuple[dict[str, SiloStatistics], str]:
+    """Returns silos' statistics and the SHA-256 of the file of synthetic data; empty without synthetic data."""
     path = Path(config.output) / RELEASES_FILE
     if not path.exists():
         # Two methods of an experiment that are trained at once would release twice.
         with only_writer(path):
             if not path.exists():
-                return _release(config, clients, settings, path)
-    return _read(config, clients, path)
+                return _release(config, clients, settings, data, path)
+    return _read(config, clients, data, path)
 
 
-def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[str, SiloStatistics]:
+def _read(
+    config: ExperimentConfig, clients: ClientDataset, data: PlannedData | None, path: Path
+) -> tuple[dict[str, SiloStatistics], str]:
     """Reads the releases, and checks that they were made with these settings and data."""
     stored = read_releases(path)
     try:
@@ -125,8 +140,10 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
     # The first version had a digest without a key.
     unkeyed = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes()).hexdigest()
     names = (registry.keep_dataset(clients, ("train",)), unkeyed)
-    if earlier in [_typed(_made_with(config, name)) for name in names]:
-        return statistics
+    if earlier in [_typed(_made_with(config, name, data)) for name in names]:
+        # A command that was killed after the release may have left the key.
+        ReleaseKey.destroy(path.parent)
+        return statistics, stored.get("synthetic_sha256", "")
     kept = stored.get("registry_key")
     if kept is not None and kept != registry.key().fingerprint():
         # Data are named by keyed digests, which another registry cannot compare.
@@ -144,9 +161,17 @@ def _read(config: ExperimentConfig, clients: ClientDataset, path: Path) -> dict[
 
 
 def _release(
-    config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings, path: Path
-) -> dict[str, SiloStatistics]:
-    release_id = _enter(config, clients, settings)
+    config: ExperimentConfig,
+    clients: ClientDataset,
+    settings: StatisticsSettings,
+    data: PlannedData | None,
+    path: Path,
+) -> tuple[dict[str, SiloStatistics], str]:
+    registry = Registry(config.privacy.registry)
+    # With an unkeyed digest, anyone who knows all other records could test whether some record is in the data.
+    made_with = _made_with(config, registry.keep_dataset(clients, ("train",)), data)
+    key = ReleaseKey.keep(path.parent, made_with, config.training.test_only_seed)
+    _enter(config, clients, settings, data, key.release_id)
     statistics = {
         client_id: release_silo_statistics(
             clients.load(client_id, "train").x,
@@ -155,18 +180,19 @@ def _release(
         )
         for client_id in clients.client_ids
     }
+    sha256 = "" if data is None else data.make(clients, key, path.parent)
     remove_attempts(path.parent, path.name)
-    registry = Registry(config.privacy.registry)
     content = {
-        # With an unkeyed digest, anyone who knows all other records could test whether some record is in the data.
-        "made_with": _made_with(config, registry.keep_dataset(clients, ("train",))),
+        "made_with": made_with,
         "registry_key": registry.key().fingerprint(),
-        "release_id": release_id,
+        "release_id": key.release_id,
+        **({} if data is None else {"synthetic_sha256": sha256}),
         "silos": json.loads(_encode(statistics)),
     }
     # On disk before anything is done with the statistics: if they were lost, the next command would release again.
     write_json(path, {"format_version": FORMAT_VERSION, **content})
-    return statistics
+    ReleaseKey.destroy(path.parent)
+    return statistics, sha256
 
 
 def read_releases(path: Path) -> dict[str, Any]:
@@ -188,19 +214,25 @@ def released_id(config: ExperimentConfig) -> str:
     return read_releases(path).get("release_id", "") if path.exists() else ""
 
 
-def _enter(config: ExperimentConfig, clients: ClientDataset, settings: StatisticsSettings) -> str:
-    """Enters statistics into the registry before they are released, and returns their id.
+def _enter(
+    config: ExperimentConfig,
+    clients: ClientDataset,
+    settings: StatisticsSettings,
+    data: PlannedData | None,
+    release_id: str,
+) -> None:
+    """Enters a release before training into the registry, unless a killed command has entered it already.
 
     Raises:
-      BudgetError: the statistics would overspend a silo's budget; nothing was entered or released.
+      BudgetError: the release would overspend a silo's budget; nothing was entered or released.
     """
-    registry, release_id = Registry(config.privacy.registry), secrets.token_hex(16)
+    registry = Registry(config.privacy.registry)
     ledger = None
     if config.privacy.is_private:
         budgets = config.privacy.budgets_of(clients.client_ids)
         ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, budgets)
         for client_id in budgets:
-            for event, reason in planned_events(settings):
+            for event, reason in (*planned_events(settings), *(data.events(client_id) if data else ())):
                 ledger.append(client_id, event, 1, reason)
     seeded = config.training.test_only_seed is not None
     registry.begin(
@@ -213,15 +245,15 @@ def _enter(config: ExperimentConfig, clients: ClientDataset, settings: Statistic
         ledger=ledger,
         rounds=1,
     )
-    return release_id
 
 
-def _made_with(config: ExperimentConfig, data: str) -> dict[str, Any]:
+def _made_with(config: ExperimentConfig, records: str, data: PlannedData | None) -> dict[str, Any]:
     return {
+        **({} if data is None else {"synthetic": data.to_dict()}),
         "num_examples": to_plain(config.privacy.num_examples),
         "feature_scaling": to_plain(config.privacy.feature_scaling),
         "test_only_seed": config.training.test_only_seed,
-        "data": data,
+        "data": records,
     }
 
 

@@ -1,6 +1,7 @@
 """Builds an experiment's model, methods, engine and clients from the configuration."""
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
@@ -13,8 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
-from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.algorithms.hyper_parameters import AUTO
+from tff_pdp.algorithms.minibatch import build_minibatch
+from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.running import Engine, running_engine
@@ -60,6 +63,7 @@ def build_methods(
             num_weights=model.num_parameters(),
             rounds=config.training.rounds,
             head=model.head,
+            further=ADAPTATION if config.privacy.synthetic else None,
         )
         for name, settings in config.algorithms.items()
     }
@@ -87,8 +91,11 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     privacy.check_rows(row_influence)
     privacy.check(algorithm, config.training.weighting)
     search = build_search(config, algorithm, settings, model, clients)
+    phases = _phases(config, algorithm, settings, len(clients.client_ids))
+    # The algorithm that reads clients' records.
+    own = algorithm if phases is None else phases.adaptation
     releases = release_before_training(config, clients)
-    hparams = hparam_columns(algorithm, settings, releases.num_examples, privacy.batch_size)
+    hparams = hparam_columns(own, settings, releases.num_examples, privacy.batch_size)
     weighting, cap = config.training.weighting, config.training.weight_cap
     sizes = np.array(list(releases.num_examples.values()), np.float64)
     is_capped = weighting == "paper_capped_num_examples"
@@ -101,9 +108,9 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     plan = privacy.build(
         PlannedTraining(
             num_examples=releases.num_examples,
-            gradients_per_round=dict(zip(clients.client_ids, algorithm.num_gradients(hparams).tolist(), strict=True)),
+            gradients_per_round=dict(zip(clients.client_ids, own.num_gradients(hparams).tolist(), strict=True)),
             rounds=config.training.rounds,
-            selection_rounds=algorithm.selection_rounds,
+            selection_rounds=own.selection_rounds,
             fixed_events=releases.events,
             num_examples_are_noised=releases.num_examples_are_noised,
             unsound=algorithm.claims.unsound or releases.unsound,
@@ -114,24 +121,18 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
             noise_on_own_support=algorithm.claims.noise_on_own_support,
             total_weight=float(capped_weights(sizes, cap).sum()) if is_capped else None,
             search=search,
+            synthetic_rounds=privacy.synthetic.rounds if privacy.synthetic else 0,
             row_influence=row_influence,
         )
     )
-    estimator = plan.estimator(model)
     selector = build_selector(model, privacy.selection_loss_bound, plan.generator) if algorithm.candidates else None
     amounts = _amounts(weighting, releases.num_examples, plan)
-    return Method(
-        clients=clients,
-        algorithm=algorithm,
-        hparams=hparams,
-        model=model,
-        plan=plan,
-        scalings=releases.scalings,
-        estimator=estimator,
-        process=_kept_or_composed(
-            computations_key(config, algorithm, len(clients.client_ids), plan.server_sum()),
+
+    def process_of(one: Algorithm, estimator: GradientEstimator, phase: str = "") -> PersonalizedProcess:
+        return _kept_or_composed(
+            computations_key(config, algorithm, len(clients.client_ids), plan.server_sum(), phase),
             lambda: compose(
-                algorithm,
+                one,
                 model,
                 estimator=estimator,
                 selector=selector,
@@ -139,7 +140,18 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
                 user_sum=plan.server_sum(),
                 model_seed=model_seed(config),
             ),
-        ),
+        )
+
+    estimator = plan.estimator(model)
+    method = Method(
+        clients=clients,
+        algorithm=own,
+        hparams=hparams,
+        model=model,
+        plan=plan,
+        scalings=releases.scalings,
+        estimator=estimator,
+        process=process_of(own, estimator, "adaptation" if phases else ""),
         amounts=amounts,
         weight_cap=cap,
         hook=algorithm.hook(plan.public_parameters(hparams), model.num_parameters())
@@ -147,6 +159,42 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         else None,
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
+    if phases is None or privacy.synthetic is None or releases.synthetic is None:
+        return method
+    # Synthetic data were released before: batches of them need neither clip nor noise.
+    plain = build_minibatch(model, privacy.batch_size)
+    sizes_of_synthetic = {client_id: releases.synthetic.num_examples(client_id) for client_id in clients.client_ids}
+    first = dataclasses.replace(
+        method,
+        algorithm=phases.federated,
+        hparams=hparam_columns(phases.federated, settings, sizes_of_synthetic, privacy.batch_size),
+        estimator=plain,
+        process=process_of(phases.federated, plain, f"synthetic, batches of {privacy.batch_size}"),
+        source=releases.synthetic,
+    )
+    return dataclasses.replace(method, first_phase=first, first_rounds=privacy.synthetic.rounds)
+
+
+def _phases(
+    config: ExperimentConfig, algorithm: Algorithm, settings: Mapping[str, Any], num_clients: int
+) -> Phases | None:
+    """Returns both phases of a method that trains on synthetic data first; None for a training in one phase."""
+    section, rounds = config.privacy.synthetic, config.training.rounds
+    if section is None:
+        return None
+    if section.rounds >= rounds:
+        raise ConfigError(
+            f"privacy.synthetic.rounds is {section.rounds}, and must be below training.rounds, which is {rounds}: in "
+            "the rounds after it, silos adapt models to their records"
+        )
+    if config.tuning.search_for(algorithm.name):
+        raise ConfigError("tuning.search repeats trainings on records: leave out privacy.synthetic, or the search")
+    if automatic := [name for name, value in settings.items() if value == AUTO]:
+        raise ConfigError(
+            f"algorithms.{algorithm.name}.{automatic[0]} is {AUTO!r}, which is computed from the noise of DP-SGD, and "
+            "rounds on synthetic data have none: give a number instead"
+        )
+    return in_phases(algorithm, federated_rounds=section.rounds, num_clients=num_clients)
 
 
 def _amounts(weighting: str, num_examples: Mapping[str, int], plan: PrivacyPlan) -> Mapping[str, float] | None:
@@ -179,18 +227,22 @@ def keep_computations(kept: Computations) -> Iterator[None]:
 
 
 def computations_key(
-    config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None
+    config: ExperimentConfig, algorithm: Algorithm, num_clients: int, user_sum: UserSum | None, phase: str = ""
 ) -> Hashable:
     """Returns a key that methods with equal TFF computations share.
 
     Values of hyper-parameters, amounts of noise, examples and the run's seeds have no effect on the key. `config` must
-    contain settings for `algorithm`. `user_sum` is the plan's `server_sum`.
+    contain settings for `algorithm`. `user_sum` is the plan's `server_sum`. `phase` is the name of a phase, for
+    trainings in two phases.
     """
     content = config.to_dict()
     settings, privacy = content["algorithms"][algorithm.name], config.privacy
     decisive = {
         "algorithm": config.kind_of(algorithm.name),
-        "settings": {name: value for name, value in settings.items() if name not in algorithm.hparams},
+        "settings": {
+            name: value for name, value in settings.items() if name not in {**algorithm.hparams, **ADAPTATION}
+        },
+        "phase": phase,
         "model": content["model"],
         "features": [content["data"]["input_shape"], content["data"]["num_classes"], num_clients],
         "privacy": [privacy.sampler, privacy.selection_loss_bound, privacy.generator],

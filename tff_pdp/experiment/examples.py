@@ -6,10 +6,11 @@ The sizes are chosen so that clients of different sizes can be stacked with litt
 import collections
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
+from tff_pdp.data.client_dataset import ClientExamples
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.structures import from_python, with_client_axis
 from tff_pdp.models.base import Model
@@ -79,13 +80,27 @@ _WEIGHTS_OF_A_CALL = 2e7
 _KEPT_BYTES = 2**30
 
 
+class ClientSource(Protocol):
+    """A source of clients' examples, such as a client dataset."""
+
+    client_ids: tuple[str, ...]
+
+    def num_examples(self, client_id: str, split: str) -> int:
+        """Counts a client's examples in a split."""
+        ...
+
+    def load(self, client_id: str, split: str) -> ClientExamples:
+        """Reads a client's examples of a split."""
+        ...
+
+
 class Examples:
     """Reads one split of all clients from disk, client by client, and keeps a small split in memory."""
 
     def __init__(
-        self, clients: ClientDataset, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
+        self, clients: ClientSource, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
     ):
-        """Wraps one split of a client dataset.
+        """Wraps one split of a client dataset or of another source.
 
         `scalings` has the shift and scale of features by client id; empty if features are used as they are. Padded
         sizes depend on the number of weights of `model`.

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tff_pdp.algorithms.base import Algorithm
-from tff_pdp.algorithms.hyper_parameters import AUTO, read_epochs
+from tff_pdp.algorithms.hyper_parameters import AUTO, HParam, read_epochs
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.config import ExperimentConfig, SearchSettings, Values
@@ -26,7 +26,14 @@ FROM_EXPERIMENT = ("num_clients", "num_weights", "rounds", "head")
 
 
 def build_algorithm(
-    name: str, given: Values, *, num_clients: int, rounds: int, head: Sequence[str] = (), num_weights: int = 0
+    name: str,
+    given: Values,
+    *,
+    num_clients: int,
+    rounds: int,
+    head: Sequence[str] = (),
+    num_weights: int = 0,
+    further: Mapping[str, HParam] | None = None,
 ) -> tuple[Algorithm, dict[str, Any]]:
     """Builds an algorithm from its settings.
 
@@ -39,6 +46,7 @@ def build_algorithm(
       rounds: number of rounds of the experiment.
       head: names of the weights of the model's last layer.
       num_weights: number of the model's weights, which bounds some settings; 0 leaves these bounds unchecked.
+      further: hyper-parameters that the experiment allows besides the algorithm's own; none by default.
 
     Returns:
       The algorithm, renamed to `name`, and all of its hyper-parameters, with defaults filled in.
@@ -66,13 +74,16 @@ def build_algorithm(
     if algorithm.name != name:
         algorithm = dataclasses.replace(algorithm, name=name)
     hparams = {one: value for one, value in given.items() if one not in ("kind", *own)}
+    more = further or {}
+    defaults = {**algorithm.defaults, **{one: declared.default for one, declared in more.items()}}
     for one, value in hparams.items():
-        if one not in algorithm.hparams:
-            raise ConfigError(f"unknown key {key}.{one}; {did_you_mean(one, [*algorithm.defaults, *own])}")
-        if algorithm.hparams[one].is_set_by_runtime:
+        declared = algorithm.hparams.get(one) or more.get(one)
+        if declared is None:
+            raise ConfigError(f"unknown key {key}.{one}; {did_you_mean(one, [*defaults, *own])}")
+        if declared.is_set_by_runtime:
             raise ConfigError(f"{key}.{one} cannot be set, because a run computes the value: remove the key")
-        algorithm.hparams[one].check(f"{key}.{one}", value)
-    return algorithm, {**algorithm.defaults, **hparams}
+        declared.check(f"{key}.{one}", value)
+    return algorithm, {**defaults, **hparams}
 
 
 def hparam_columns(

@@ -11,7 +11,7 @@ from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.algorithms.hyper_parameters import Hook
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.experiment.examples import Examples
+from tff_pdp.experiment.examples import ClientSource, Examples
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.feature_scaling import FeatureScaling
@@ -38,6 +38,10 @@ class Method:
         the budget's epsilon divided by the largest epsilon; None if all clients count the same.
       weight_cap: number of examples at and above which a user has weight 1.
       hook: hook that sets hyper-parameters during training; None if all are given.
+      first_phase: method of the first `first_rounds` rounds, which train on synthetic data, with the same states; None
+        for a training in one phase.
+      first_rounds: number of rounds of `first_phase`.
+      source: source of the examples that rounds train on; None for `clients`.
     """
 
     clients: ClientDataset
@@ -52,6 +56,13 @@ class Method:
     amounts: Mapping[str, float] | None = None
     weight_cap: int = 1
     hook: Hook | None = None
+    first_phase: "Method | None" = None
+    first_rounds: int = 0
+    source: ClientSource | None = None
+
+    def at(self, round_number: int) -> "Method":
+        """Returns the method of a round, counted from 1; of the first round for 0."""
+        return self.first_phase if self.first_phase is not None and round_number <= self.first_rounds else self
 
     @property
     def is_weighted(self) -> bool:
@@ -70,7 +81,7 @@ class Method:
 
     def examples(self, split: str) -> Examples:
         """Returns a reader of clients' examples of one split, padded to a few sizes."""
-        return Examples(self.clients, split, self.model, self.scalings)
+        return Examples(self.source or self.clients, split, self.model, self.scalings)
 
     def client_data(self, split: str) -> ClientValues:
         """Returns every client's examples of one split, in the order of `clients.client_ids`."""

@@ -14,6 +14,7 @@ from serving.export.model_checks import LayoutSize, estimate
 from serving.export.per_client import export_per_client, only_client
 from serving.export.versions import hold
 from serving.verify.fresh_process import FreshProcess
+from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import experiment_engine, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
@@ -23,7 +24,7 @@ from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_mode
 from tff_pdp.personal_models.trained_clients import global_model_of, trained_clients
 from tff_pdp.privacy.facts import SiloCosts, SiloFacts
 from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.statement import export_text, not_covered, statement
+from tff_pdp.reports.statement import export_text, not_covered, objects_content, statement
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states
@@ -71,11 +72,13 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
       drop_added: whether the new version may leave out clients, and fits of clients, that `personalize` has added.
 
     Raises:
-      ConfigError: the method has not been trained, or the layout is not possible for it.
+      ConfigError: the method has not been trained, the layout is not possible for it, or the models must not leave the
+        silos (`check_may_leave`).
       ServingError: added clients would be lost, the key that hashes clients' ids is missing or wrong, or the export
         failed its checks; nothing was published.
       DataError: another process writes to the run's folder, or a file in this folder is damaged.
     """
+    check_may_leave(config)
     # The fresh process is first: it imports TensorFlow while this process loads and checks.
     with FreshProcess() as process, only_writer(config.algorithm_folder(config.export.algorithm)):
         method, state = load_trained(config, config.export.algorithm)
@@ -108,6 +111,21 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
                 version = export_models(held, served.models, model_name=name, **content)
             versions, size = {name: version}, estimate(served.models)
         return Exported(versions, served.layout, size, served.sizes)
+
+
+def check_may_leave(config: ExperimentConfig) -> None:
+    """Checks that personal models are not adapted to records without noise while others rely on a budget.
+
+    Raises:
+      ConfigError: the experiment's `privacy.synthetic.adaptation` is `non_private`.
+    """
+    synthetic = config.privacy.synthetic
+    if synthetic is not None and not synthetic.is_adapted_privately:
+        raise ConfigError(
+            "personal models cannot be exported: privacy.synthetic.adaptation is non_private, so each model was "
+            "trained on its silo's records without clip and noise, and has no guarantee. The silos' budgets cover "
+            "synthetic data and the shared model alone. Set privacy.synthetic.adaptation to dp_sgd, and train again"
+        )
 
 
 def _model_card(
@@ -167,6 +185,7 @@ def _privacy_report(
             "taken_for_granted": list(all_runs.notes),
         },
         "budget_exposure": facts.budget_exposure,
+        **objects_content(facts),
         **costs,
         "not_covered": not_covered(are_users=facts.are_users, is_searched=method.plan.search is not None),
         "personal_models": export_text(claim, method.plan.row_influence, are_users=facts.are_users),

@@ -275,6 +275,28 @@ class StatementFacts(Settings):
         return max(self.tuning.methods_compared, len(self.methods))
 
 
+class SyntheticFacts(Settings):
+    """Silos' synthetic data, and the claim for the data and for the shared model, which is made of them alone.
+
+    Attributes:
+      generator: kind of the generator.
+      examples: number of synthetic examples of each silo, a public constant.
+      rounds: number of rounds, from the first, that trained on synthetic data alone.
+      is_adapted_privately: whether later rounds adapted models to records by DP-SGD; otherwise, without clip and noise.
+      epsilons: cost of each silo's synthetic data alone, at the silo's delta; infinite for the claim `none`.
+      claim: claim for synthetic data and shared model.
+      claim_reason: reason for the claim, in one line.
+    """
+
+    generator: str
+    examples: int
+    rounds: int
+    is_adapted_privately: bool
+    epsilons: tuple[float, ...]
+    claim: str
+    claim_reason: str
+
+
 class SiloFacts(StatementFacts, tag="silos"):
     """The facts of silos that protect their records or, where records are rows of a contact graph, people or pairs.
 
@@ -290,6 +312,7 @@ class SiloFacts(StatementFacts, tag="silos"):
       level: `own` if each silo's noise suits the silo's target; `minimum` if it suits the smallest target of all silos.
       has_common_noise: whether all silos have the same configured noise multiplier, and leave when their budgets are
         spent.
+      synthetic: silos' synthetic data; None without synthetic data.
     """
 
     are_users = False
@@ -303,6 +326,7 @@ class SiloFacts(StatementFacts, tag="silos"):
     num_examples_are_noised: bool = False
     level: Literal["own", "minimum"] = "own"
     has_common_noise: bool = False
+    synthetic: SyntheticFacts | None = None
 
     @property
     def labels(self) -> tuple[float, ...]:

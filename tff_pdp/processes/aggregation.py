@@ -61,21 +61,25 @@ def build_plain_aggregation(
     if algorithm.public:
         public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
 
+    # Means and sums keep nothing between rounds. So methods with other releases have server states of the same type.
     @_tff.federated_computation
     def initialize():
-        return at_server(**{name: aggregator.initialize() for name, aggregator in aggregators.items()})
+        return at_server()
 
     @_tff.federated_computation(
         initialize.type_signature.result, _tff.at_clients(released_type), _tff.at_clients(params_type)
     )
     def next_aggregates(state, released, params):
-        outputs = {name: aggregator.next(state[name], released[name]) for name, aggregator in aggregators.items()}
+        del state
+        outputs = {
+            name: aggregator.next(aggregator.initialize(), released[name]) for name, aggregator in aggregators.items()
+        }
         found = {name: output.result for name, output in outputs.items()}
         found |= {name: collect(released[name], params) for name, collect in collectors.items()}
         if public_of is not None:
             means = _tff.federated_mean(_tff.federated_map(public_of, params))
             found |= {name: means[name] for name in algorithm.public}
-        return at_server(**{name: output.state for name, output in outputs.items()}), at_server(**found)
+        return at_server(), at_server(**found)
 
     return Aggregation(initialize, next_aggregates)
 

@@ -194,6 +194,31 @@ def composed_costs(facts: SiloFacts | UserFacts) -> ComposedCosts:
     )
 
 
+def objects_content(facts: SiloFacts | UserFacts) -> dict[str, Any]:
+    """Returns `objects`, the claim of each object that a training on synthetic data makes, as plain data for JSON.
+
+    Empty for trainings without synthetic data, whose objects all have the claim of the run.
+    """
+    synthetic = facts.synthetic if isinstance(facts, SiloFacts) else None
+    if synthetic is None or not isinstance(facts, SiloFacts):
+        return {}
+    claim, reason = claim_of(facts)
+
+    def entry(claim: str, reason: str, epsilon: float, *, may_leave: bool) -> dict[str, Any]:
+        bound = epsilon if claim in GUARANTEES and math.isfinite(epsilon) else None
+        return {
+            "claim": claim,
+            "claim_reason": reason,
+            "epsilon": bound,
+            "delta": None if bound is None else facts.largest_delta,
+            "may_leave_the_silo": may_leave,
+        }
+
+    released = entry(synthetic.claim, synthetic.claim_reason, max(synthetic.epsilons), may_leave=True)
+    personal = entry(claim, reason, facts.most_spent, may_leave=synthetic.is_adapted_privately)
+    return {"objects": {"synthetic data": released, "shared model": released, "personal models": personal}}
+
+
 def export_text(claim: str, row_influence: RowInfluence | None, *, are_users: bool) -> str:
     """Returns the statement's text on personal models, for the files of an export."""
     return _shared("personal_models", claim in GUARANTEES, row_influence, are_users)

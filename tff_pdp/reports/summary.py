@@ -20,7 +20,7 @@ from tff_pdp.models.metrics import ACCURACY, AVERAGE_PRECISION, MEAN_SQUARED_ERR
 from tff_pdp.privacy.facts import SiloFacts
 from tff_pdp.reports import content
 from tff_pdp.reports import words as numbers
-from tff_pdp.reports.statement import Statement
+from tff_pdp.reports.statement import Statement, objects_content
 from tff_pdp.reports.words import ClientWords
 
 
@@ -292,6 +292,7 @@ def _privacy(statement: Statement) -> dict[str, Any]:
         "private": statement.private,
         "composed": to_builtins(statement.composed),
         "budget_exposure": statement.facts.budget_exposure,
+        **objects_content(statement.facts),
     }
 
 

@@ -11,16 +11,18 @@ from typing import Any
 
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
-from tff_pdp.privacy.accounting.accountants import EpsilonBounds
+from tff_pdp.privacy.accounting.accountants import EpsilonBounds, epsilon_bounds
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.accounting.ledger import compose_parts
 from tff_pdp.privacy.facts import (
     FIXED_SEED,
+    GUARANTEES,
     MethodFacts,
     RunsOnRecord,
     SearchFacts,
     SiloCosts,
     SiloFacts,
+    SyntheticFacts,
     TuningFacts,
     UserCosts,
     UserFacts,
@@ -28,6 +30,7 @@ from tff_pdp.privacy.facts import (
 )
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
 from tff_pdp.privacy.plans.user import USERS
+from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import cost_of_all_runs, splits_of
 
@@ -88,6 +91,31 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         num_examples_are_noised=any(plan.num_examples_are_noised for plan in plans),
         level=getattr(getattr(config.privacy, "budgets", None), "level", "own"),
         has_common_noise=getattr(config.privacy, "noise_multiplier", None) is not None,
+        synthetic=_synthetic_facts(config, trained),
+    )
+
+
+def _synthetic_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> SyntheticFacts | None:
+    """Returns the facts of silos' synthetic data, which all methods share; None without synthetic data."""
+    section, method = config.privacy.synthetic, trained[0][0]
+    if section is None:
+        return None
+    claim, reason = section.generator.claim
+    if any(state.run_key.is_test_only for _, state in trained):
+        claim, reason = "none", FIXED_SEED
+    epsilons = []
+    for silo in method.clients.client_ids:
+        events = [event for event, purpose in method.plan.fixed_events[silo] if purpose == SYNTHETIC]
+        delta = method.plan.budgets[silo].delta
+        epsilons.append(epsilon_bounds(events[0], delta).best if claim in GUARANTEES else math.inf)
+    return SyntheticFacts(
+        generator=str(config.to_dict()["privacy"]["synthetic"]["generator"]["kind"]),
+        examples=section.generator.examples,
+        rounds=section.rounds,
+        is_adapted_privately=section.is_adapted_privately,
+        epsilons=tuple(epsilons),
+        claim=claim,
+        claim_reason=reason,
     )
 
 
@@ -100,7 +128,7 @@ def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -
         claim_reason=reason,
         exported=method.algorithm.name == config.export.algorithm,
         user_costs=_user_costs(method, state) if method.plan.samples_clients else None,
-        budget_exposure=method.plan.budget_exposure(has_releases=bool(method.algorithm.released)),
+        budget_exposure=method.plan.budget_exposure(has_releases=bool(method.at(1).algorithm.released)),
     )
 
 

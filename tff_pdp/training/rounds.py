@@ -77,14 +77,15 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
     """Charges one round to the ledger, runs the round, and returns the new state. Needs an engine.
 
-    Clients outside the round's cohort keep their states. If the method has a hook, the hook sets hyper-parameters
-    before the round and is updated with the result of the round.
+    `data` are the examples of `method.at(round_number)`. Clients outside the round's cohort keep their states. If the
+    method has a hook, the hook sets hyper-parameters before the round and is updated with the result of the round.
 
     Raises:
       BudgetError: a scope (a silo, or all users) would overspend; nothing was run.
     """
     if state.ledger is not None:
         method.plan.charge_round(state.ledger, round_number)
+    method = method.at(round_number)
     cohort = method.plan.cohort(round_number, state.client_ids, state.run_key.cohort_generator)
     is_everyone = len(cohort) == len(state.client_ids)
     if not len(cohort):
@@ -109,7 +110,8 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
 
 def warning_of(method: Method, state: Checkpoint) -> str:
     """Returns the method's warning about a training, from the state after a round; empty without a warning."""
-    return method.algorithm.warning(state.server_state["algorithm"]) if method.algorithm.warning else ""
+    algorithm = method.at(state.round_number).algorithm
+    return algorithm.warning(state.server_state["algorithm"]) if algorithm.warning else ""
 
 
 def ready_states(

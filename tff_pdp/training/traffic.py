@@ -56,13 +56,13 @@ class TrafficCount:
         }
 
     def _in_round(self, server_state: Mapping[str, Any], round_number: int) -> Traffic:
-        own = self._method.algorithm.traffic
+        own = self._method.at(round_number).algorithm.traffic
         return self._by_types if own is None else own(server_state, round_number)
 
     @functools.cached_property
     def _by_types(self) -> Traffic:
         """The traffic of a method whose clients all receive the broadcast and send their releases."""
-        algorithm, model = self._method.algorithm, self._method.model
+        algorithm, model = self._method.at(1).algorithm, self._method.model
         message = algorithm.broadcast(algorithm.init_server(initial_weights(model)))
         received = sum(int(tf.size(value)) for value in tf.nest.flatten(dict(message)))
         clients = len(self._method.clients.client_ids)

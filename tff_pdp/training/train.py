@@ -90,6 +90,7 @@ def train(
             state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
+            first_data = method.first_phase.round_data("train") if method.first_phase else train_data
             if method.plan.warning:
                 print(f"{name}: warning: {method.plan.warning}", file=sys.stderr)
             rounds = range(state.round_number + 1, config.training.rounds + 1)
@@ -98,7 +99,8 @@ def train(
             for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
                 spending.before_round(round_number)
                 started = time.monotonic()
-                state = run_round(method, state, round_number, train_data)
+                own_data = train_data if method.at(round_number) is method else first_data
+                state = run_round(method, state, round_number, own_data)
                 seconds = time.monotonic() - started
                 if round_number == rounds.start and (text := warning_of(method, state)):
                     tqdm.write(f"{name}: warning: {text}", file=sys.stderr)

@@ -120,7 +120,8 @@ def fit_settings(
 
 def _default_learning_rate(hparams: Mapping[str, Any], models: PersonalModels) -> float:
     """Returns the learning rate that training had for a client's own part."""
-    rate = float(hparams["learning_rate"])
+    # With rounds on synthetic data, the rate of those rounds is for another kind of step.
+    rate = float(hparams.get("adaptation_learning_rate", hparams["learning_rate"]))
     if models.layout == HYPERNETWORK:
         return rate * float(hparams.get("descriptor_learning_rate", 1.0))
     return float(hparams.get("head_learning_rate", rate)) if _is_head(models) else rate

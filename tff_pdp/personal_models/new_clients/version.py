@@ -18,6 +18,7 @@ from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
 from serving.saved_model import layout
 from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.algorithms.base import Algorithm
+from tff_pdp.algorithms.phases import ADAPTATION, in_phases
 from tff_pdp.errors import ConfigError, ServingError
 from tff_pdp.experiment.build import build_model, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
@@ -151,8 +152,16 @@ def _read_newest(config: ExperimentConfig, held: HeldBasePath) -> ExportedModels
     _check_plan(config.privacy, version, report)
     model, name = build_model(config), config.export.algorithm
     algorithm, hparams = build_algorithm(
-        name, config.algorithms[name], num_clients=1, rounds=config.training.rounds, head=model.head
+        name,
+        config.algorithms[name],
+        num_clients=1,
+        rounds=config.training.rounds,
+        head=model.head,
+        further=ADAPTATION if config.privacy.synthetic else None,
     )
+    if config.privacy.synthetic:
+        # A new client has no synthetic data, and adapts the shared model to its records at once.
+        algorithm = in_phases(algorithm, federated_rounds=config.privacy.synthetic.rounds, num_clients=1).adaptation
     is_scaled = not config.privacy.feature_scaling.changes_nothing
     make_weights = None
     if layout.read_manifest(version).get("layout") == HYPERNETWORK and algorithm.export.served_from_state:

@@ -30,6 +30,7 @@ from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.search import Search
+from tff_pdp.privacy.synthetic.silo_data import SyntheticData
 from tff_pdp.settings import Count, Name, Settings
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class PlanSettings(Settings):
     num_examples: ClassVar[NumExamples] = PublicNumber()
     sampler: ClassVar[str] = "poisson"
     selection_loss_bound: ClassVar[float] = 0.1
+    synthetic: ClassVar[SyntheticData | None] = None
 
     def __post_init__(self):
         if self.registry is not None and not Path(self.registry).is_absolute():
@@ -136,6 +138,11 @@ class PlanSettings(Settings):
         budgets: Any = None if self.are_users else getattr(self, "budgets", None)
         return {} if budgets is None else budgets.assign(client_ids)
 
+    def calibrated_budgets(self, client_ids: Sequence[str]) -> dict[str, SiloBudget]:
+        """Returns the budget that every silo's noise is calibrated to, by client id; empty where silos have none."""
+        budgets: Any = None if self.are_users else getattr(self, "budgets", None)
+        return {} if budgets is None else budgets.calibrated_to(self.budgets_of(client_ids))
+
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget | None:
         """Returns the budget for fitting each new silo; None if the plan does not protect the silo's examples.
 
@@ -165,6 +172,7 @@ class PlannedTraining:
         the client's own release.
       total_weight: sum of the weights of all clients, if weights are capped at 1; otherwise None.
       search: each silo's further runs, with equal noise, to choose hyper-parameters; None without a search.
+      synthetic_rounds: number of rounds, from the first, that train on synthetic data alone and release nothing new.
       row_influence: for rows of a contact graph, the protected unit and a bound on the number of rows that one unit
         changes; None for independent examples.
     """
@@ -183,7 +191,13 @@ class PlannedTraining:
     noise_on_own_support: bool = False
     total_weight: float | None = None
     search: Search | None = None
+    synthetic_rounds: int = 0
     row_influence: RowInfluence | None = None
+
+    @property
+    def paid_rounds(self) -> int:
+        """Number of rounds that read clients' own data."""
+        return self.rounds - self.synthetic_rounds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

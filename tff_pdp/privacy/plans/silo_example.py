@@ -28,7 +28,15 @@ from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan
-from tff_pdp.privacy.plans.silo_noise import calibrated_silos, noise_and_last_round_of, noise_of_search
+from tff_pdp.privacy.plans.silo_noise import (
+    calibrated_silos,
+    check_delta,
+    noise_and_last_round_of,
+    noise_of_search,
+    silo_mechanism,
+    silo_sampling_rate,
+)
+from tff_pdp.privacy.synthetic.silo_data import SyntheticData
 from tff_pdp.settings import Positive, Share
 
 if TYPE_CHECKING:
@@ -36,6 +44,10 @@ if TYPE_CHECKING:
     from tff_pdp.algorithms.base import GradientEstimator
     from tff_pdp.models.base import Model
 
+ADAPTED_WITHOUT_NOISE = (
+    "personal models are adapted to records without clip and noise; only synthetic data, and what is made of them "
+    "alone, are protected"
+)
 # Reasons in the ledger.
 GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "private hyper-parameter search"
 
@@ -55,6 +67,8 @@ class SiloExamplePlan(PrivacyPlan):
       gradients_per_round: by client id, number of gradient computations on local data in one round, which is the number
         of local steps times the data passes of a step.
       last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
+      free_rounds: number of rounds, from the first, that cost nothing: they read released data alone, or nothing is
+        claimed of them.
       selection_rounds: number of rounds, from the first, in which a client selects a cluster.
       selection_epsilons: by client id, epsilon of each cluster selection, a float32; empty without privacy, where
         selections have no noise.
@@ -67,6 +81,7 @@ class SiloExamplePlan(PrivacyPlan):
     num_examples: Mapping[str, int]
     gradients_per_round: Mapping[str, int]
     last_rounds: Mapping[str, int]
+    free_rounds: int = 0
     selection_rounds: int = 0
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
@@ -135,7 +150,7 @@ class SiloExamplePlan(PrivacyPlan):
     @property
     def steps(self) -> int:
         """The largest number of noisy gradients of a silo in a whole training."""
-        return max(self.gradients_per_round.values()) * self.rounds
+        return max(self.gradients_per_round.values()) * (self.rounds - self.free_rounds)
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
         """Returns all silos' public parameters; refuses silos that leave before the last round."""
@@ -202,7 +217,10 @@ class SiloExamplePlan(PrivacyPlan):
     def training_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
         """Returns the number of gradients and the number of selections up to a silo's last round."""
         rounds = self.last_rounds[client_id]
-        counts = Counter({self.gradient_event(client_id): rounds * self.gradients_per_round[client_id]})
+        if rounds <= self.free_rounds:
+            return Counter()
+        paid = (rounds - self.free_rounds) * self.gradients_per_round[client_id]
+        counts = Counter({self.gradient_event(client_id): paid})
         if self.selection_rounds:
             counts[self.selection_event(client_id)] = min(rounds, self.selection_rounds)
         return counts
@@ -217,8 +235,8 @@ class SiloExamplePlan(PrivacyPlan):
         return planned
 
     def charges(self, client_id: str, round_number: int) -> list[tuple[dp_accounting.DpEvent, int, str]]:
-        """Lists a silo's gradients and, in the first rounds, its selection; empty once the silo has left."""
-        if not self.takes_part(client_id, round_number):
+        """Lists a silo's gradients and, in the first rounds, its selection; empty where nothing is released."""
+        if round_number <= self.free_rounds or not self.takes_part(client_id, round_number):
             return []
         charges = [(self.gradient_event(client_id), self.gradients_per_round[client_id], GRADIENTS)]
         if round_number <= self.selection_rounds:
@@ -254,6 +272,7 @@ class SiloExample(SiloSettings):
         each silo's budget is the true epsilon of its planned training, which may be smaller or much larger than the
         label.
       selection_share: fraction of a silo's epsilon that each private selection of a cluster costs.
+      synthetic: synthetic data that each silo releases before training; none by default.
     """
 
     budgets: Budgets
@@ -261,6 +280,14 @@ class SiloExample(SiloSettings):
     noise_multiplier: Positive | None = None
     noise_calibration: Literal["tightest", "paper_rdp", "paper_asymptotic"] = "tightest"
     selection_share: Share = 0.03
+    synthetic: SyntheticData | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.synthetic is not None and self.noise_calibration == "paper_asymptotic":
+            raise ValueError(
+                "noise_calibration paper_asymptotic knows DP-SGD alone: use tightest, or leave out synthetic"
+            )
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
         """Returns the budget for fitting each new silo; `epsilon` and `delta` must not be None."""
@@ -288,6 +315,8 @@ class SiloExample(SiloSettings):
                 "tuning.search sets the noise so that the whole search fits into the budgets: leave out "
                 "privacy.noise_multiplier and privacy.noise_calibration"
             )
+        if self.synthetic is not None and not self.synthetic.is_adapted_privately:
+            return self._adapted_without_noise(training)
         if self.noise_calibration != "paper_asymptotic":
             return self._calibrated(training)
         if self.sampler != "poisson":
@@ -328,6 +357,32 @@ class SiloExample(SiloSettings):
             num_examples_are_noised=training.num_examples_are_noised,
             search=training.search,
             **silos,
+        )
+
+    def _adapted_without_noise(self, training: PlannedTraining) -> SiloExamplePlan:
+        """Builds a plan that protects synthetic data alone: models are adapted without clip and noise."""
+        budgets = self.budgets_of(sorted(training.num_examples))
+        mechanisms = {}
+        for client_id, size in training.num_examples.items():
+            check_delta(client_id, budgets[client_id], size)
+            rate = silo_sampling_rate(self.batch_size, size)
+            mechanisms[client_id] = silo_mechanism(math.inf, 0.0, rate, size)
+        return SiloExamplePlan(
+            unit="silo_example",
+            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+            claim="none",
+            claim_reason=ADAPTED_WITHOUT_NOISE,
+            mechanisms=mechanisms,
+            budgets=budgets,
+            num_examples=dict(training.num_examples),
+            gradients_per_round=dict(training.gradients_per_round),
+            rounds=training.rounds,
+            last_rounds=dict.fromkeys(training.num_examples, training.rounds),
+            free_rounds=training.rounds,
+            fixed_events=training.fixed_events,
+            generator=self.generator,
+            sampler=self.sampler,
+            num_examples_are_noised=training.num_examples_are_noised,
         )
 
     def selection_epsilon(self, budget: SiloBudget) -> float:

@@ -86,7 +86,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         mechanisms[silo.client_id] = silo_mechanism(
             settings.clip_norm, noise_multiplier, silo.sampling_rate, training.num_examples[silo.client_id]
         )
-    if not any(last_rounds.values()):
+    if not any(last > training.synthetic_rounds for last in last_rounds.values()):
         raise BudgetError(
             f"No silo's budget pays for a single round with privacy.noise_multiplier {settings.noise_multiplier:g}: "
             "use more noise, or larger budgets"
@@ -98,6 +98,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         "gradients_per_round": dict(training.gradients_per_round),
         "rounds": training.rounds,
         "last_rounds": last_rounds,
+        "free_rounds": training.synthetic_rounds,
         "drawn_noise": drawn_noise,
         "generator": settings.generator,
     }
@@ -108,7 +109,7 @@ def _noise_values(training: PlannedTraining, client_id: str) -> int:
     runs = 1 if training.search is None else 1 + most_runs(training.search.runs)
     # Noise is drawn in pairs, the last of which may be for one value.
     values = 2 * math.ceil(training.num_parameters / 2) * training.gradients_per_round[client_id]
-    return values * training.rounds * runs
+    return values * training.paid_rounds * runs
 
 
 def check_delta(client_id: str, budget: SiloBudget, num_examples: int) -> None:
@@ -144,10 +145,11 @@ def noise_and_last_round_of(settings: Any, training: PlannedTraining, silo: Plan
         noise_multiplier = next_float32(settings.noise_multiplier)
         event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
         first = (selections[0].event, selections[0].count) if selections else None
-        return noise_multiplier, rounds_within_budget(budget, event, released_before, training.rounds, first=first)
+        paid = rounds_within_budget(budget, event, released_before, training.paid_rounds, first=first)
+        return noise_multiplier, training.synthetic_rounds + paid
     try:
         calibrated = CALIBRATIONS[settings.noise_calibration](
-            budget.epsilon, budget.delta, sampling_rate, training.rounds * steps, [*released_before, *selections]
+            budget.epsilon, budget.delta, sampling_rate, training.paid_rounds * steps, [*released_before, *selections]
         )
     except BudgetError as error:
         raise BudgetError(f"silo {client_id!r}: {error}") from None

@@ -59,12 +59,13 @@ class Generator(Settings, tag_field="kind"):
 
     @property
     def claim(self) -> tuple[Claim, str]:
-        """The strength of the guarantee, and the reason for it as a clause; `none` with `why_not_private`."""
+        """The claim for the examples, and its reason in one line; `none` with `why_not_private`."""
         if self.why_not_private:
             return "none", self.why_not_private
-        return "formal", (
+        return (
+            "formal",
             "noise is exact on a grid, and sums are exact; random bits are SHAKE-256's, with a key from the operating "
-            "system"
+            "system",
         )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:

@@ -1,0 +1,189 @@
+"""Makes silos' synthetic data before training, stores them in the experiment's folder, and reads them as examples."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
+from tff_pdp.digests import prefix_of, read_json, write_json
+from tff_pdp.errors import DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.files import atomic_file, overwrite_and_remove
+from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.plans.plan import FixedEvents
+from tff_pdp.privacy.synthetic.base import Generator
+from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC
+from tff_pdp.settings import to_plain
+
+DATA_FILE = "synthetic_data.npz"
+# Exists from just before a release until its results are stored.
+KEY_FILE = "silo_releases.key.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseKey:
+    """The secret of a release before training, with which a killed command repeats the release with the same bits.
+
+    Attributes:
+      release_id: id of the release in the registry.
+      secret: 32 bytes, from which the noise follows.
+    """
+
+    release_id: str
+    secret: bytes
+
+    @classmethod
+    def keep(cls, folder: Path, made_with: Mapping[str, Any], test_only_seed: int | None) -> "ReleaseKey":
+        """Reads the key of an unfinished release with the same settings and data, or makes and stores a key.
+
+        Guarantee: releases with other settings, or of other data, never have the same noise.
+
+        Raises:
+          DataError: the stored key is damaged.
+        """
+        path = folder / KEY_FILE
+        is_for = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()
+        stored = read_json(path) if path.exists() else {}
+        if stored.get("is_for") != is_for:
+            secret = secrets.token_bytes(32)
+            if test_only_seed is not None:
+                secret = hashlib.sha256(f"test-only releases {test_only_seed}".encode()).digest()
+            folder.mkdir(parents=True, exist_ok=True)
+            earlier = os.umask(0o077)
+            try:
+                stored = {"release_id": secrets.token_hex(16), "secret": secret.hex(), "is_for": is_for}
+                write_json(path, stored)
+            finally:
+                os.umask(earlier)
+        return cls(stored["release_id"], bytes.fromhex(stored["secret"]))
+
+    @staticmethod
+    def destroy(folder: Path) -> None:
+        """Overwrites and removes the stored key, once the results of the release are stored."""
+        with contextlib.suppress(FileNotFoundError):
+            overwrite_and_remove(folder / KEY_FILE)
+
+    def draws(self, silo: str) -> ExactDraws:
+        """Returns the draws for a silo's synthetic data."""
+        return ExactDraws(hashlib.sha256(self.secret + b"synthetic data of " + silo.encode()).digest())
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedData:
+    """The synthetic data that each silo is to release.
+
+    Attributes:
+      generator: public settings of the generator.
+      noise_multipliers: noise multiplier of each silo's release, by client id.
+    """
+
+    generator: Generator
+    noise_multipliers: Mapping[str, float]
+
+    def events(self, client_id: str) -> FixedEvents:
+        """Returns the event of a silo's release, with its purpose, under ADD_OR_REMOVE_ONE adjacency."""
+        return ((self.generator.event(self.noise_multipliers[client_id]), SYNTHETIC),)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns all that decides the releases besides records, as plain data for JSON."""
+        content = {"generator": to_plain(self.generator), "noise_multipliers": dict(self.noise_multipliers)}
+        return json.loads(json.dumps(content))
+
+    def make(self, clients: ClientDataset, key: ReleaseKey, folder: Path) -> str:
+        """Makes the synthetic data of all silos, stores them in `folder`, and returns the SHA-256 of the file.
+
+        Guarantee: `events` covers each silo's data. A call with the same key makes the same data, where the generator
+          computes the same bits.
+        Assumes: every silo's events are charged; the key is secret.
+
+        Raises:
+          ConfigError, DataError: as in `Generator.fit`; the message names the silo.
+        """
+        names = clients.client_ids
+        for client_id in names:
+            records = clients.load(client_id, "train")
+            with _naming(client_id):
+                self.generator.check(records.x, records.y)
+        with atomic_file(folder / DATA_FILE) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            for number, client_id in enumerate(tqdm(names, "synthetic data", unit="silo", disable=None)):
+                records = clients.load(client_id, "train")
+                with _naming(client_id):
+                    made = self.generator.fit(
+                        records.x, records.y, self.noise_multipliers[client_id], key.draws(client_id)
+                    )
+                for name, array in (("x", made.x.astype(np.float32)), ("y", made.y)):
+                    with archive.open(f"{name}_{number}.npy", "w", force_zip64=True) as member:
+                        np.lib.format.write_array(member, array, allow_pickle=False)
+        return prefix_of(folder / DATA_FILE).sha256
+
+
+@contextlib.contextmanager
+def _naming(client_id: str):
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"privacy.synthetic: silo {client_id!r}: {error}") from None
+
+
+def plan_data(config: ExperimentConfig, clients: ClientDataset) -> PlannedData | None:
+    """Plans silos' synthetic data, each within its part of the silo's budget; None if the experiment has none.
+
+    Raises:
+      ConfigError, BudgetError: the section `privacy.synthetic` does not suit the data set or a budget.
+    """
+    section = config.privacy.synthetic
+    if section is None:
+        return None
+    generator = section.for_classes(clients.manifest.features.num_classes)
+    budgets = config.privacy.calibrated_budgets(clients.client_ids)
+    noise = {budget: section.noise_multiplier(budget) for budget in set(budgets.values())}
+    return PlannedData(generator, {client_id: noise[budget] for client_id, budget in budgets.items()})
+
+
+class SyntheticClients:
+    """Silos' synthetic data, in place of a client dataset's training examples.
+
+    Attributes:
+      client_ids: ids of all silos, in the order of the client dataset.
+      sha256: SHA-256 of the file.
+    """
+
+    def __init__(self, folder: Path, client_ids: tuple[str, ...], sha256: str):
+        """Reads all synthetic data of an experiment's folder.
+
+        Raises:
+          DataError: the file is missing, or is not the one that was released.
+        """
+        path = folder / DATA_FILE
+        if not path.is_file():
+            raise DataError(
+                f"{path} is missing: restore the silos' synthetic data from a copy; another release costs again"
+            )
+        if prefix_of(path).sha256 != sha256:
+            raise DataError(f"{path} is damaged, or of another release: restore it from a copy")
+        self.client_ids, self.sha256 = client_ids, sha256
+        with np.load(path, allow_pickle=False) as stored:
+            self._examples = {
+                client_id: ClientExamples(stored[f"x_{number}"], stored[f"y_{number}"])
+                for number, client_id in enumerate(client_ids)
+            }
+
+    def num_examples(self, client_id: str, split: str = "train") -> int:
+        """Counts a silo's synthetic examples, which are all for training."""
+        return len(self.load(client_id, split).y)
+
+    def load(self, client_id: str, split: str = "train") -> ClientExamples:
+        """Returns a silo's synthetic examples; raises ValueError for any other split than `train`."""
+        if split != "train":
+            raise ValueError(f"there are no synthetic examples for {split}")
+        return self._examples[client_id]
