@@ -1,3 +1,4 @@
+import itertools
 import math
 from fractions import Fraction
 
@@ -26,18 +27,23 @@ def test_features_are_clipped_and_mapped_to_the_unit_range():
 @pytest.mark.parametrize(("squared", "noise_multiplier"), [(1, 0.3), (1, 1234.5), (300, 19.7441), (1200, 23.094)])
 def test_a_sum_of_whole_numbers_moves_by_no_more_than_the_sensitivity(squared, noise_multiplier):
     zeros, other = (noised_sum(np.array([value]), squared, noise_multiplier, draws_of()) for value in (0, 1))
-    # Equal draws: the difference is the steps of one whole number, in units of these steps.
     assert (other - zeros)[0] == pytest.approx(1, rel=1e-9)
-    halves = Fraction(noise_multiplier) / 2 ** (GRID_BITS + 1)
     noise = noised_sum(np.zeros(4000, int), squared, noise_multiplier, draws_of())
     stddev = noise_multiplier * math.sqrt(squared)
     assert noise.std() == pytest.approx(stddev, rel=5 / math.sqrt(8000))
-    # The steps that one whole number is worth: as many as fit, whose root-sum-of-squares is at most one deviation.
-    steps = round(float(2 * halves / Fraction(float(np.abs(np.diff(np.sort(noise))).min() or 1))) or 1)
-    assert steps >= 0
-    worth = math.floor(2**GRID_BITS / stddev)
-    assert worth**2 * squared * Fraction(noise_multiplier) ** 2 <= 4**GRID_BITS
-    assert np.rint(noise * worth * 2).tolist() == pytest.approx((noise * worth * 2).tolist(), abs=1e-3)
+    # One whole number is worth this many steps of the grid: the most that the sensitivity allows.
+    least = int(2**GRID_BITS / stddev) - 5
+    steps = next(one for one in itertools.count(least) if not allowed(one + 1, squared, noise_multiplier))
+    assert allowed(steps, squared, noise_multiplier)
+    # Results are odd numbers of half steps.
+    halves = noise * 2 * steps
+    assert np.abs(halves - np.rint(halves)).max() < 1e-4 and (np.rint(halves) % 2 == 1).all()
+
+
+def allowed(steps, squared, noise_multiplier):
+    """A change by the root of `squared` is at most one, in the unit in which noise has the deviation z; exactly."""
+    change = steps * Fraction(noise_multiplier) / 2**GRID_BITS
+    return change**2 * squared <= 1
 
 
 def test_noise_as_large_as_the_grid_allows_is_refused():

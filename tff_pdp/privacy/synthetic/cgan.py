@@ -3,6 +3,8 @@
 The discriminator sees records and made examples. Only the gradients of records' losses are clipped and noised, because
 made examples follow from released values. The network that makes examples learns from the discriminator, which is a
 function of released gradients.
+
+The defaults suit some 6,000 records. They were chosen on held-out training images of MNIST.
 """
 
 import collections
