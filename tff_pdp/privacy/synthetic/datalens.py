@@ -6,9 +6,8 @@ releases the sum of votes, once for each example of each step, and the student f
 With few teachers and a small budget the noise is larger than all votes together; `DataLens.check_noise` refuses such
 settings.
 
-On MNIST, pooled to 14 x 14 pixels, with 6,000 records and epsilon 10, classifiers trained on the result guess at random,
-also without noise: teachers of ten records each agree on too little, in too few steps. `dp_gaussian` is the generator
-to use.
+On MNIST, pooled to 14 x 14 pixels, with 6,000 records and epsilon 10, classifiers trained on the result are no better
+than chance, and with next to no noise hardly better. Use `dp_gaussian` instead.
 """
 
 import math
