@@ -107,7 +107,8 @@ def release_before_training(config: ExperimentConfig, clients: ClientDataset) ->
         statistics=statistics,
         scalings=_scalings(clients, privacy.feature_scaling, statistics),
         num_examples_are_noised=settings.count_epsilon is not None,
-        unsound=privacy.feature_scaling.why_not_private,
+        unsound=privacy.feature_scaling.why_not_private
+        or (planned_data.generator.why_not_private if planned_data else ""),
         planned_data=planned_data,
         synthetic=synthetic,
     )
@@ -241,7 +242,11 @@ def _enter(
         Path(config.output),
         records=registry.keep_dataset(clients, ("train",)),
         record_set=config.data.record_set,
-        non_private=FIXED_SEED if seeded else PRIVACY_IS_OFF if ledger is None else None,
+        non_private=FIXED_SEED
+        if seeded
+        else PRIVACY_IS_OFF
+        if ledger is None
+        else (data.generator.why_not_private or None if data else None),
         ledger=ledger,
         rounds=1,
     )

@@ -104,6 +104,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
     if algorithm.public:
         conditions.append(f"silos' {', '.join(algorithm.public)}, whose mean the server is told, are treated as public")
+    if releases.planned_data and releases.planned_data.generator.claim[0] == "formal-conditional":
+        conditions.append(f"synthetic data: {releases.planned_data.generator.claim[1]}")
     conditions += [
         f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
     ]

@@ -1,13 +1,17 @@
 """Defines synthetic examples, and the settings class from which every generator of synthetic examples is derived."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import dp_accounting
 import numpy as np
 from msgspec import Meta
 
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.kinds import Kinds
+from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER
+from tff_pdp.privacy.accounting.events import require
 from tff_pdp.privacy.facts import Claim
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.settings import Count, Settings
@@ -57,12 +61,12 @@ class Generator(Settings, tag_field="kind"):
 
     @property
     def why_not_private(self) -> str:
-        """Reason why nothing can be claimed of the result; empty if the event covers the result."""
+        """The reason why `fit` guarantees nothing with these settings; empty for a generator with a guarantee."""
         return ""
 
     @property
     def claim(self) -> tuple[Claim, str]:
-        """The claim for the examples, under the cost of `event`, and its reason in one line."""
+        """The claim for the examples, and its reason in one line; `none` with `why_not_private`."""
         if self.why_not_private:
             return "none", self.why_not_private
         return (
@@ -72,7 +76,10 @@ class Generator(Settings, tag_field="kind"):
         )
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record."""
+        """Returns the event of one call of `fit`, under ADD_OR_REMOVE_ONE adjacency of one record.
+
+        With `why_not_private`, the event only sets the noise, and describes no guarantee.
+        """
         raise NotImplementedError
 
     def plan(self, input_shape: tuple[int, ...], noise_multiplier: float) -> dict[str, float]:
@@ -89,11 +96,32 @@ class Generator(Settings, tag_field="kind"):
         """
         return {}
 
+    def check_noise(self, noise_multiplier: float) -> None:
+        """Checks that noise is positive, suits its grid and, in some generators, leaves something to learn.
+
+        Raises:
+          ConfigError: the noise multiplier is out of range, or noise exceeds whatever the records could add up to.
+        """
+        require(
+            0 < noise_multiplier <= LARGEST_NOISE_MULTIPLIER,
+            "noise_multiplier",
+            noise_multiplier,
+            f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
+        )
+
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
         """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`."""
         raise NotImplementedError
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise_multiplier: float, draws: ExactDraws) -> SyntheticExamples:
+    def fit(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        noise_multiplier: float,
+        draws: ExactDraws,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> SyntheticExamples:
         """Makes synthetic examples from records, by one private release.
 
         Guarantee: `event(noise_multiplier)` covers the result, for any features, labels in range, and any number of
@@ -105,6 +133,8 @@ class Generator(Settings, tag_field="kind"):
           y: classes, whole numbers `[n]` in `[0, num_classes)`.
           noise_multiplier: standard deviation of the noise divided by the sensitivity of the release.
           draws: draws from a secret key.
+          ids: a name for each record, which must not depend on other records; only generators that divide records into
+            parts use the names. By default, a record's name is a digest of its content.
 
         Raises:
           ConfigError: a shape or a setting does not fit; nothing was released.
@@ -119,9 +149,24 @@ GENERATORS: Kinds[type[Generator]] = Kinds(
     {
         "dp_gaussian": "tff_pdp.privacy.synthetic.gaussian:DpGaussian",
         "dp_merf": "tff_pdp.privacy.synthetic.merf:DpMerf",
+        "dp_cgan": "tff_pdp.privacy.synthetic.cgan:DpCgan",
+        "datalens": "tff_pdp.privacy.synthetic.datalens:DataLens",
     },
     "tff_pdp.generators",
 )
+
+
+def check_labels(x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
+    """Checks that there is a label for each example, and that labels are in range.
+
+    Raises:
+      ConfigError: the number of labels differs from the number of examples.
+      DataError: a label is not in `[0, num_classes)`.
+    """
+    if np.shape(y) != (len(x),):
+        raise ConfigError(f"there are {len(x)} examples, but labels of shape {list(np.shape(y))}")
+    if not np.isin(y, np.arange(num_classes)).all():
+        raise DataError(f"a label is not one of the classes 0 to {num_classes - 1}")
 
 
 def draw_labels(counts: np.ndarray, examples: int, draws: ExactDraws) -> np.ndarray:
@@ -136,7 +181,7 @@ def draw_labels(counts: np.ndarray, examples: int, draws: ExactDraws) -> np.ndar
       draws: random draws, which need not be secret, because the counts were released before.
     """
     ends = np.cumsum(counts / counts.sum())
-    places = (np.arange(examples) + _uniform(1, draws)) / examples
+    places = (np.arange(examples) + draw_uniform(1, draws)) / examples
     # The last end may have been rounded below a place.
     labels = np.minimum(np.searchsorted(ends, places, "right"), np.flatnonzero(counts)[-1])
     return labels[draws.permutation(examples)].astype(np.int64)
@@ -148,10 +193,11 @@ def draw_normals(shape: tuple[int, int], draws: ExactDraws) -> np.ndarray:
     Rounding makes these numbers unfit as noise. Samples from released statistics need no noise.
     """
     size = shape[0] * shape[1]
-    radius, angle = np.sqrt(-2 * np.log(_uniform(-(-size // 2), draws))), _uniform(-(-size // 2), draws)
+    radius, angle = np.sqrt(-2 * np.log(draw_uniform(-(-size // 2), draws))), draw_uniform(-(-size // 2), draws)
     both = np.concatenate([radius * np.cos(2 * np.pi * angle), radius * np.sin(2 * np.pi * angle)])
     return both[:size].reshape(shape)
 
 
-def _uniform(size: int, draws: ExactDraws) -> np.ndarray:
+def draw_uniform(size: int, draws: ExactDraws) -> np.ndarray:
+    """Draws uniform numbers inside of (0, 1), float64 `[size]`: for samples, never for noise."""
     return ((draws.words(size) >> _DROPPED_BITS).astype(np.float64) + 0.5) * _UNIT

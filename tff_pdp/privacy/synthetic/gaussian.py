@@ -7,6 +7,7 @@ of the number of features.
 """
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -21,7 +22,6 @@ from tff_pdp.privacy.synthetic.records import MOST_VALUES, PooledGenerator, chec
 from tff_pdp.privacy.synthetic.sums import (
     FRACTION_BITS,
     ClassSums,
-    check_noise,
     classes_above_noise,
     in_parts,
     least_count,
@@ -102,8 +102,16 @@ class DpGaussian(PooledGenerator, tag="dp_gaussian"):
         """Checks shapes, labels, and the size of the release."""
         _check(x, y, self)
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise_multiplier: float, draws: ExactDraws) -> SyntheticExamples:
-        """Makes synthetic examples by `dp_gaussian`."""
+    def fit(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        noise_multiplier: float,
+        draws: ExactDraws,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> SyntheticExamples:
+        """Makes synthetic examples by `dp_gaussian`, whose sum treats all records alike, whatever their `ids`."""
         return dp_gaussian(x, y, self, noise_multiplier, draws)
 
 
@@ -129,7 +137,7 @@ def dp_gaussian(
     >>> sorted(made.y.tolist()), made.x[made.y == 1].round(1).tolist()
     ([0, 0, 1, 1], [[1.0, 0.5], [1.0, 0.5]])
     """
-    check_noise(noise_multiplier)
+    settings.check_noise(noise_multiplier)
     num_features = _check(x, y, settings)
     bound = settings.norm_bound(num_features)
     noised = add_noise(moment_steps(x, y, settings, noise_multiplier), noise_multiplier, draws)

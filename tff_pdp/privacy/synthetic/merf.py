@@ -25,7 +25,6 @@ from tff_pdp.privacy.synthetic.records import MOST_VALUES, PooledGenerator, chec
 from tff_pdp.privacy.synthetic.sums import (
     FRACTION_BITS,
     ClassSums,
-    check_noise,
     classes_above_noise,
     in_parts,
     remaining_share,
@@ -87,8 +86,16 @@ class DpMerf(PooledGenerator, tag="dp_merf"):
         """Checks shapes, labels, the length scale, and the size of the release."""
         _check(x, y, self)
 
-    def fit(self, x: np.ndarray, y: np.ndarray, noise_multiplier: float, draws: ExactDraws) -> SyntheticExamples:
-        """Makes synthetic examples by `dp_merf`."""
+    def fit(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        noise_multiplier: float,
+        draws: ExactDraws,
+        *,
+        ids: Sequence[str] | None = None,
+    ) -> SyntheticExamples:
+        """Makes synthetic examples by `dp_merf`, whose sum treats all records alike, whatever their `ids`."""
         return dp_merf(x, y, self, noise_multiplier, draws)
 
 
@@ -124,7 +131,7 @@ def dp_merf(
 
     Args, Raises: as in `Generator.fit`; DataError also if the fit diverges, which is a function of the release alone.
     """
-    check_noise(noise_multiplier)
+    settings.check_noise(noise_multiplier)
     frequencies = _check(x, y, settings)
     noised = add_noise(embedding_steps(x, y, settings, frequencies, noise_multiplier), noise_multiplier, draws)
     # From here on, nothing depends on the records.

@@ -7,8 +7,8 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.privacy.synthetic.base import Generator
+from tff_pdp.errors import ConfigError
+from tff_pdp.privacy.synthetic.base import Generator, check_labels
 
 # A release of this many values takes some 25 seconds to draw.
 MOST_VALUES = 10**6
@@ -80,8 +80,5 @@ def check_records(x: np.ndarray, y: np.ndarray, settings: PooledGenerator) -> in
     num_features = math.prod(settings.pooled_shape(x.shape[1:]))
     if not num_features:
         raise ConfigError("the examples have no features")
-    if np.shape(y) != (len(x),):
-        raise ConfigError(f"there are {len(x)} examples, but labels of shape {list(np.shape(y))}")
-    if not np.isin(y, np.arange(settings.num_classes)).all():
-        raise DataError(f"a label is not one of the classes 0 to {settings.num_classes - 1}")
+    check_labels(x, y, settings.num_classes)
     return num_features

@@ -1,5 +1,6 @@
 """Makes synthetic examples within a budget, and states the guarantee in plain data."""
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ class PlannedRelease(NamedTuple):
       generator: the generator and its public settings.
       budget: most that the release may cost.
       noise_multiplier: the least noise that keeps the cost within the budget.
+
+    A generator that guarantees nothing (`Generator.why_not_private`) has a release without privacy: an infinite cost.
     """
 
     generator: Generator
@@ -34,7 +37,9 @@ class PlannedRelease(NamedTuple):
 
     @property
     def event(self) -> dp_accounting.DpEvent:
-        """The event of the release."""
+        """The event of the release, as ledgers record the release."""
+        if self.generator.why_not_private:
+            return dp_accounting.NonPrivateDpEvent()
         return self.generator.event(self.noise_multiplier)
 
     @property
@@ -43,29 +48,33 @@ class PlannedRelease(NamedTuple):
         return epsilon_bounds(self.event, self.budget.delta).best
 
     def ledger(self, silo: str) -> Ledger:
-        """Returns a ledger of the silo that holds the release."""
-        ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {silo: self.budget})
+        """Returns a ledger of the silo that holds the release; without a guarantee, the silo has an infinite budget."""
+        budget = SiloBudget(math.inf, self.budget.delta) if self.generator.why_not_private else self.budget
+        ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {silo: budget})
         ledger.append(silo, self.event, 1, "synthetic data")
         return ledger
 
-    def make(self, x: np.ndarray, y: np.ndarray) -> SyntheticExamples:
+    def make(self, x: np.ndarray, y: np.ndarray, *, ids: Sequence[str] | None = None) -> SyntheticExamples:
         """Makes the synthetic examples, with noise from the operating system's entropy; call this once.
 
-        Guarantee: the result is (`epsilon`, `budget.delta`)-DP under adding or removing one record.
+        Guarantee: the result is (`epsilon`, `budget.delta`)-DP under adding or removing one record; nothing is
+          guaranteed if `epsilon` is infinite.
         Assumes: as in `Generator.fit`; the operating system's entropy is secret.
 
         Args, Raises: as in `Generator.fit`.
         """
-        return self.generator.fit(x, y, self.noise_multiplier, ExactDraws(os.urandom(32)))
+        return self.generator.fit(x, y, self.noise_multiplier, ExactDraws(os.urandom(32)), ids=ids)
 
 
 def plan_release(generator: Generator, epsilon: float, delta: float) -> PlannedRelease:
     """Finds the least noise with which a generator's release stays within (epsilon, delta).
 
     Raises:
-      ConfigError, BudgetError: the budget is out of range, or no noise meets it.
+      ConfigError: the budget is out of range, or its noise leaves nothing to learn (`Generator.check_noise`).
+      BudgetError: no noise meets the budget.
     """
     noise = solve_noise_multiplier(generator.event, epsilon, delta)
+    generator.check_noise(noise)
     return PlannedRelease(generator, SiloBudget(epsilon, delta), noise)
 
 

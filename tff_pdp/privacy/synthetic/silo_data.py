@@ -9,6 +9,8 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import next_float32, solve_noise_multiplier
 from tff_pdp.privacy.accounting.budgets import SiloBudget
 from tff_pdp.privacy.synthetic.base import Generator
+from tff_pdp.privacy.synthetic.cgan import DpCgan
+from tff_pdp.privacy.synthetic.datalens import DataLens
 from tff_pdp.privacy.synthetic.gaussian import DpGaussian
 from tff_pdp.privacy.synthetic.merf import DpMerf
 from tff_pdp.settings import Count, Settings, Share
@@ -16,7 +18,7 @@ from tff_pdp.settings import Count, Settings, Share
 # The reason in the ledger.
 SYNTHETIC = "synthetic data"
 
-Generators = DpGaussian | DpMerf
+Generators = DpGaussian | DpMerf | DpCgan | DataLens
 
 
 class SyntheticData(Settings):
@@ -63,7 +65,7 @@ class SyntheticData(Settings):
         """Returns the least noise multiplier of a generator that costs its part of a silo's budget.
 
         Raises:
-          ConfigError: the budget is infinite.
+          ConfigError: the budget is infinite, or the noise would leave nothing to learn.
           BudgetError: no noise meets that part of the budget.
         """
         if math.isinf(budget.epsilon):
@@ -71,6 +73,10 @@ class SyntheticData(Settings):
         if self.is_adapted_privately:
             budget = SiloBudget(self.share * budget.epsilon, budget.delta / 2)
         try:
-            return next_float32(solve_noise_multiplier(self.generator.event, budget.epsilon, budget.delta))
+            noise = next_float32(solve_noise_multiplier(self.generator.event, budget.epsilon, budget.delta))
+            self.generator.check_noise(noise)
         except BudgetError as error:
             raise BudgetError(f"privacy.synthetic: {error}") from None
+        except ConfigError as error:
+            raise ConfigError(f"privacy.synthetic.generator: {error}") from None
+        return noise

@@ -11,24 +11,12 @@ from fractions import Fraction
 import numpy as np
 
 from tff_pdp.errors import DataError
-from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER
-from tff_pdp.privacy.accounting.events import require
 from tff_pdp.privacy.mechanisms.exact_draws import GRID_BITS
 
 # Features become whole multiples of 2**-FRACTION_BITS.
 FRACTION_BITS = 20
 # Classes whose noised count is below this many standard deviations of the noise get no synthetic examples.
 _DEVIATIONS = 4
-
-
-def check_noise(noise_multiplier: float) -> None:
-    """Checks that noise is positive and not too large for the grid; raises ConfigError otherwise."""
-    require(
-        0 < noise_multiplier <= LARGEST_NOISE_MULTIPLIER,
-        "noise_multiplier",
-        noise_multiplier,
-        f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
-    )
 
 
 def root(value: Fraction) -> Fraction:
