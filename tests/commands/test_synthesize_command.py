@@ -43,7 +43,7 @@ class Rows(Generator, tag="rows"):
     def check(self, x, y):
         pass
 
-    def fit(self, x, y, noise_multiplier, draws):
+    def fit(self, x, y, noise_multiplier, draws, *, ids=None):
         return SyntheticExamples(np.repeat(x[:1] + self.shift, self.examples, axis=0), np.repeat(y[:1], self.examples))
 
 

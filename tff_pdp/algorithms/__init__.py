@@ -12,4 +12,5 @@ projection: groups of silos with different budgets, and subspaces of their updat
 whole_models: methods whose clients own a whole model, or share one
 shared_parts: methods whose clients share a part of their models
 meta_learning: methods that train a shared start for a few local steps
+phases: rounds on synthetic data by any method, then rounds on records
 """

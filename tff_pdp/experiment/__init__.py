@@ -4,7 +4,8 @@ config: an experiment's sections, its folders and its digest
 kinds: lists the names of algorithms, models, privacy plans and kinds of raw data
 run_key: the secret key from which a run's randomness is derived
 hparams: hyper-parameters of every client; candidates of a search
-before_training: statistics that silos release first, stored and reused
+synthetic_data: silos' synthetic data, made once, stored, and read as examples
+before_training: statistics and synthetic data that silos release first, stored and reused
 reference: all keys of a configuration, as JSON Schema and as docs/configuration.md
 examples: clients' examples of a split, padded to a few sizes
 method: `Method`: one method, ready to run

@@ -12,5 +12,6 @@ datalens: a student network that follows noised votes of teachers
 cgan: a conditional network against a discriminator that learns by DP-SGD
 table: tables with public columns, as arrays and back
 arrays: arrays of images or features, from files and back
+silo_data: an experiment's section on synthetic data, and the part of a budget for them
 release: noise for a budget, the release itself, and a privacy statement of its own
 """
