@@ -67,10 +67,9 @@ def test_shared_models_know_synthetic_images_and_personal_models_records_too(out
     assert not any(one.infeasible for one in outcomes)
     for method in ("fed_avg", "pppfl"):
         row = rows[method, EPSILON]
-        # Two classes of ten outputs: half of the test images are of either.
+        # Half of the test images are of either class.
         assert row["shared"] > 0.9 and row["value"] > 0.9
         assert 0.98 * EPSILON < row["with_secret_key"]["epsilon"] <= EPSILON
-        assert row["shared"] != rows[method, OTHER]["shared"] or row["value"] != rows[method, OTHER]["value"]
     assert "shared" not in rows["local_slow_short", EPSILON]
 
 
@@ -98,6 +97,6 @@ def test_the_report_has_both_models_differences_and_pictures(reproduction, outco
     files = write_image_figures(report, reproduction.output)["default"]
     assert sorted(path.suffix for path in files) == [".png", ".png", ".svg", ".svg"]
     text = report_text(report, {"default": [path.name for path in files if path.suffix == ".png"]})
-    assert "| shared model | personal models |" in " ".join(text.split()).replace("| ", "| ")
+    assert "shared model | personal models" in text
     assert "PPPFL minus FedAvg" in text
     assert "![Synthetic images of seed 0, a row for each silo](synthetic_default_16.png)" in text
