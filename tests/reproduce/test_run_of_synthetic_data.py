@@ -78,9 +78,10 @@ def test_methods_of_one_budget_have_the_same_synthetic_images(reproduction, outc
     assert folders["fed_avg"] == folders["pppfl"] != folders["local_slow_short"]
     places = sorted(reproduction.output.glob(f"data/*/{DATA_FILE}"))
     assert len(places) == 2, "one for each budget"
-    with np.load(f"{folders['fed_avg']}/{DATA_FILE}") as made, np.load(
-        images_file(reproduction.output, "default", EPSILON)
-    ) as kept:
+    with (
+        np.load(f"{folders['fed_avg']}/{DATA_FILE}") as made,
+        np.load(images_file(reproduction.output, "default", EPSILON)) as kept,
+    ):
         assert made["x_0"].shape == (64, 4, 4, 1)
         assert kept["value_range"].tolist() == [0, 1]
         for name in ("x_0", "y_0", "x_1", "y_1"):
