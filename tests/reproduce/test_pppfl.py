@@ -4,13 +4,12 @@ import itertools
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.reproduce.reproduce_support import build_reproduction
+from tff_pdp.algorithms.hyper_parameters import read_epochs
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.reproduce.inputs import INPUTS, find_input
 from tff_pdp.reproduce.jobs import Job
-from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.reproduce.setting import read_setting
 
 NAMES = ("pppfl_mnist", "pppfl_fashion")
@@ -31,11 +30,10 @@ def test_methods_on_records_have_the_whole_budget_and_no_synthetic_data(tmp_path
     for method in (*GRID, "finetune_records"):
         config = reproduction.config(Job("default", method, 2.0, 1))
         assert config.privacy.budgets == OneForAll(epsilon=2.0, delta=1e-5)
-        assert config.to_dict()["privacy"].get("synthetic") is None
-        assert config.to_dict()["training"].get("synthetic_rounds") is None
+        assert config.privacy.synthetic is None
         ((algorithm, settings),) = config.algorithms.items()
         # Nothing leaves a silo that trains alone: its epochs are in one round.
-        assert config.training.rounds == (20 if algorithm == "finetune" else 1)
+        assert config.training.rounds == (25 if algorithm == "finetune" else 1)
         assert not {"adaptation_steps", "adaptation_learning_rate"} & set(settings)
         assert config.data.seed == 1
         assert (config.data.training_images, config.data.input_shape) == (8000, (14, 14, 1))
@@ -61,17 +59,38 @@ def test_every_method_is_run_at_two_budgets_with_five_seeds(tmp_path, name):
     assert {(job.budget, job.seed) for job in jobs} == set(itertools.product((2.0, 10.0), range(5)))
 
 
-def test_one_round_in_three_of_the_methods_with_synthetic_data_is_on_records():
-    for name in NAMES:
-        content = yaml.safe_load(read_setting(name).config_file.read_text())
-        training, synthetic = content["training"], content["privacy"]["synthetic"]
-        assert (training["rounds"], training["synthetic_rounds"], training["adaptation"]) == (30, 20, "dp_sgd")
-        assert (synthetic["kind"], synthetic["examples"], synthetic["share"]) == ("dp_gaussian", 2000, 0.5)
-        for method in ("pppfl", "fed_avg", "fed_prox", "fed_nova", "scaffold", "fed_meta", "fed_meta_second"):
-            assert METHODS[method].overrides.get("privacy.synthetic", synthetic) is not None
-            settings = content["algorithms"][METHODS[method].algorithm]
-            # Ten rounds of an epoch on records, as local training with few epochs has.
-            assert (settings["adaptation_learning_rate"], settings["adaptation_steps"]) == (0.5, "epoch")
+@pytest.mark.parametrize("name", NAMES)
+def test_adaptation_has_rate_and_epochs_of_the_local_training_that_is_compared(tmp_path, name):
+    reproduction = reproduction_of(name, tmp_path)
+    (local,) = reproduction.config(Job("default", "local_slow_long", 2.0, 0)).algorithms.values()
+    for method in ("pppfl", "fed_avg", "fed_prox", "fed_nova", "scaffold", "fed_meta", "fed_meta_second"):
+        config = reproduction.config(Job("default", method, 2.0, 0))
+        synthetic, (settings,) = config.privacy.synthetic, config.algorithms.values()
+        assert (synthetic.share, synthetic.adaptation, synthetic.generator.examples) == (0.5, "dp_sgd", 2000)
+        rounds = config.training.rounds - synthetic.rounds
+        assert settings["adaptation_learning_rate"] == local["learning_rate"]
+        assert rounds * read_epochs(settings["adaptation_steps"]) == read_epochs(local["local_steps"]) == 25
+        assert config.training.weighting == ("budget_softmax" if method == "pppfl" else "uniform")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_papers_variant_adapts_without_noise(tmp_path, name):
+    reproduction = reproduction_of(name, tmp_path)
+    assert reproduction.config(Job("paper", "pppfl", 2.0, 0)).privacy.synthetic.adaptation == "non_private"
+    assert reproduction.config(Job("paper", "local_slow_long", 2.0, 0)).privacy.synthetic is None
+
+
+def test_a_folder_of_synthetic_data_is_for_one_budget_and_seed_and_for_all_methods(tmp_path):
+    reproduction = reproduction_of("pppfl_mnist", tmp_path)
+
+    def folder(method, budget, seed, variant="default"):
+        return reproduction.config(Job(variant, method, budget, seed)).output
+
+    assert folder("pppfl", 2.0, 0) == folder("fed_avg", 2.0, 0)
+    others = [folder("pppfl", *job) for job in ((2.0, 0), (10.0, 0), (2.0, 1), (2.0, 0, "paper"))]
+    assert len({*others, folder("local_slow_long", 2.0, 0)}) == 5
+    # Without synthetic data, a folder has records alone.
+    assert folder("local_slow_long", 2.0, 0) == folder("finetune_records", 10.0, 0)
 
 
 def test_both_data_sets_have_the_same_methods_and_comparisons():

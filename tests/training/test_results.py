@@ -38,6 +38,14 @@ def test_a_private_run_says_so_and_composes_replaced_runs(experiment):
     assert twice["silos"][0]["epsilon_spent"] == once["silos"][0]["epsilon_spent"]
 
 
+def test_a_report_shows_some_synthetic_images_of_each_silo(experiment):
+    section = {"generator": {"kind": "dp_gaussian", "examples": 20}, "rounds": 1}
+    config = experiment(**ONE, training__rounds=2, privacy__synthetic=section)
+    train(config, "fed_avg", progress=False)
+    evaluate_experiment(config)
+    assert "Synthetic images of 10 of 10 silos" in statement(config)
+
+
 def test_a_run_with_a_known_seed_is_never_called_private(experiment):
     config = experiment(**{**ONE, "training__test_only_seed": 1})
     state = train(config, "fed_avg", progress=False)

@@ -18,6 +18,7 @@ from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
 from tff_pdp.digests import prefix_of, read_json, write_json
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.examples import ClientSource
 from tff_pdp.files import atomic_file, overwrite_and_remove
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import FixedEvents
@@ -178,6 +179,12 @@ class SyntheticClients:
                 for number, client_id in enumerate(client_ids)
             }
 
+    @property
+    def has_images(self) -> bool:
+        """True if examples are images of one or three channels."""
+        shape = self._examples[self.client_ids[0]].x.shape[1:]
+        return len(shape) == 3 and shape[-1] in (1, 3)
+
     def num_examples(self, client_id: str, split: str = "train") -> int:
         """Counts a silo's synthetic examples, which are all for training."""
         return len(self.load(client_id, split).y)
@@ -187,3 +194,13 @@ class SyntheticClients:
         if split != "train":
             raise ValueError(f"there are no synthetic examples for {split}")
         return self._examples[client_id]
+
+
+def synthetic_images(source: ClientSource | None) -> dict[str, ClientExamples]:
+    """Returns the synthetic images of each silo, by client id.
+
+    The result is empty if the source is no synthetic data, or if examples are not images of one or three channels.
+    """
+    if not isinstance(source, SyntheticClients) or not source.has_images:
+        return {}
+    return {client_id: source.load(client_id) for client_id in source.client_ids}

@@ -173,12 +173,18 @@ class Reproduction:
         """
         base = self._base_of(job)
         data = replace(base.data, seed=job.seed) if self.setting.seed_splits else base.data
+        privacy = _with_budget(base.privacy, job)
+        decisive = [self.data_digest, to_plain(data)]
+        if privacy.synthetic is not None:
+            # Synthetic data lie beside the records, once in a folder.
+            released = {key: value for key, value in to_plain(privacy).items() if key != "registry"}
+            decisive += [released, job.seed]
         return replace(
             base,
             data=data,
-            privacy=_with_budget(base.privacy, job),
+            privacy=privacy,
             training=replace(base.training, test_only_seed=job.seed),
-            output=str(self.output / "data" / _digest([self.data_digest, to_plain(data)])[:16]),
+            output=str(self.output / "data" / _digest(decisive)[:16]),
         )
 
     def digest(self, job: Job) -> str:

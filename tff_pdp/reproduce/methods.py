@@ -71,7 +71,7 @@ _SYNTHETIC_METHODS = {
     "pppfl": SweptMethod("PPPFL", "pppfl", overrides={"training.weighting": "budget_softmax"}),
 }
 # In the same experiments, methods without synthetic data: the whole budget pays for DP-SGD on the records.
-_WITHOUT_SYNTHETIC = {"privacy.synthetic": None, "training.synthetic_rounds": None, "training.adaptation": None}
+_WITHOUT_SYNTHETIC = {"privacy.synthetic": None}
 _RECORDS_METHODS = {
     # A configuration has the learning rate and the epochs of each point. All epochs are in one round, as nothing leaves
     # a silo.
@@ -86,9 +86,10 @@ _RECORDS_METHODS = {
             "fast_long": "higher rate, more epochs",
         }.items()
     },
-    # Ten rounds train the shared model, and ten tune it in each silo.
+    # As many epochs in all as local training with more epochs: 13 rounds train the shared model, and 12 tune it in each
+    # silo.
     "finetune_records": SweptMethod(
-        "FedAvg, then tuning, on records", "finetune", overrides={**_WITHOUT_SYNTHETIC, "training.rounds": 20}
+        "FedAvg, then tuning, on records", "finetune", overrides={**_WITHOUT_SYNTHETIC, "training.rounds": 25}
     ),
 }
 METHODS = {**_SILO_METHODS, **_USER_METHODS, **_BUDGET_METHODS, **_SYNTHETIC_METHODS, **_RECORDS_METHODS}

@@ -15,16 +15,18 @@ from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import Engine
 from tff_pdp.errors import BudgetError
-from tff_pdp.experiment.build import Computations, build_method, experiment_engine, keep_computations
+from tff_pdp.experiment.before_training import release_before_training
+from tff_pdp.experiment.build import Computations, build_method, experiment_engine, keep_computations, open_clients
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.experiment.synthetic_data import synthetic_images
 from tff_pdp.lock import only_writer
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.reports.summary import mean_over_examples, mean_over_silos, worst_decile
 from tff_pdp.reproduce.jobs import Job, Reproduction
-from tff_pdp.reproduce.sweep import Outcome, result_row
+from tff_pdp.reproduce.sweep import Outcome, keep_images, result_row
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.evaluate import pooled_figures
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
@@ -87,8 +89,10 @@ class JobRunner:
         _prepare_once(config)
         self._engine = self._engine or self._open.enter_context(experiment_engine(config))
         try:
+            _release_once(config)
             (name,) = config.algorithms
             method = build_method(config, name)
+            self._keep_images(job, config, method)
             tested = self._test(config, method)
         except BudgetError as error:
             return Outcome(job, row=None, infeasible=" ".join(str(error).split()))
@@ -128,10 +132,11 @@ class JobRunner:
     def _test(self, config: ExperimentConfig, method: Method) -> Tested:
         """Trains and tests a method."""
         train, test = self._splits(config, method)
+        synthetic = method.first_phase.round_data("train") if method.first_phase else train
         # The plan has been checked as a whole, so that rounds need not be charged one by one to a ledger nobody reads.
         state = dataclasses.replace(first_state(method, config.training.test_only_seed), ledger=None)
         for round_number in range(1, config.training.rounds + 1):
-            state = run_round(method, state, round_number, train)
+            state = run_round(method, state, round_number, synthetic if round_number <= method.first_rounds else train)
         # Users may adapt their model to their own examples before the model is used.
         to_adapt = train if isinstance(train, Examples) else None
         metrics = evaluate_clients(method, state, test, to_adapt)
@@ -145,6 +150,14 @@ class JobRunner:
             pooled={**pooled_figures(method, state, test, to_adapt), **_prevalence(method)},
             traffic=_traffic(method, state) if self._reproduction.setting.traffic_baseline else {},
         )
+
+    def _keep_images(self, job: Job, config: ExperimentConfig, method: Method) -> None:
+        section, phase = config.privacy.synthetic, method.first_phase
+        if section is None or phase is None:
+            return
+        if silos := synthetic_images(phase.source):
+            pairs = {client_id: (images.x, images.y) for client_id, images in silos.items()}
+            keep_images(self._reproduction.output, job, pairs, (section.generator.low, section.generator.high))
 
     def _splits(self, config: ExperimentConfig, method: Method) -> tuple[Split, Split]:
         content = config.to_dict()
@@ -187,3 +200,10 @@ def _prepare_once(config: ExperimentConfig) -> None:
     with only_writer(Path(config.output), waits=True):
         if not (config.clients_folder / SUCCESS_FILE).exists():
             prepare_clients(config)
+
+
+def _release_once(config: ExperimentConfig) -> None:
+    """Makes silos' synthetic data, unless they are there; other workers that need these data wait."""
+    if config.privacy.synthetic is not None:
+        with only_writer(Path(config.output), waits=True):
+            release_before_training(config, open_clients(config))

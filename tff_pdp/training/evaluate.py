@@ -22,9 +22,10 @@ from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.synthetic_data import synthetic_images
 from tff_pdp.files import replace_text
 from tff_pdp.privacy.facts import MethodFacts
-from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, json_safe
+from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, SyntheticImages, json_safe
 from tff_pdp.reports.html import write_report
 from tff_pdp.reports.statement import statement
 from tff_pdp.reports.summary import (
@@ -179,6 +180,18 @@ def _report(
         privacy=statement(facts),
         config=config.to_dict(),
         notes=tuple(notes),
+        synthetic=_synthetic(config, first),
+    )
+
+
+def _synthetic(config: ExperimentConfig, method: Method) -> tuple[SyntheticImages, ...]:
+    section, phase = config.privacy.synthetic, method.first_phase
+    if section is None or phase is None:
+        return ()
+    value_range = (section.generator.low, section.generator.high)
+    return tuple(
+        SyntheticImages(client_id, images.x, images.y, value_range)
+        for client_id, images in synthetic_images(phase.source).items()
     )
 
 

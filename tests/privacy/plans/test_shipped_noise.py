@@ -10,6 +10,7 @@ import pytest
 
 from tests.places import CONFIGS
 from tests.tiers import parameters
+from tff_pdp.algorithms.phases import ADAPTATION, in_phases
 from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
@@ -69,8 +70,16 @@ class Run:
         """What is planned for, where all clients are as large as the largest."""
         config, model = self.config, _model(self.config)
         algorithm, settings = build_algorithm(
-            self.algorithm, self.settings, num_clients=self.num_clients, rounds=self.rounds, head=model.head
+            self.algorithm,
+            self.settings,
+            num_clients=self.num_clients,
+            rounds=self.free_rounds or self.rounds,
+            head=model.head,
+            further=ADAPTATION if self.free_rounds else None,
         )
+        if self.free_rounds:
+            phases = in_phases(algorithm, federated_rounds=self.free_rounds, num_clients=self.num_clients)
+            algorithm = phases.adaptation
         sizes = dict.fromkeys((f"client {place}" for place in range(self.num_clients)), self.num_examples)
         columns = hparam_columns(algorithm, settings, {"client": self.num_examples}, config.privacy.batch_size)
         return PlannedTraining(
@@ -84,7 +93,14 @@ class Run:
             row_influence=RowInfluence("node", "replace_special", 11, "at most ten contacts")
             if config.privacy.kind == "contact_graph"
             else None,
+            synthetic_rounds=self.free_rounds,
         )
+
+    @property
+    def free_rounds(self) -> int:
+        """Rounds on synthetic data, which read no records."""
+        synthetic = self.config.privacy.synthetic
+        return 0 if synthetic is None else synthetic.rounds
 
     @property
     def protects_users(self) -> bool:
@@ -99,7 +115,7 @@ class Run:
             sums = 2 if isinstance(self.config.privacy.user_noise, TreeNoise) else 1
             per_round = sums * (training.num_released + 1) + 2
             return 0 if not training.num_released else 2 * per_round * self.rounds
-        steps = max(training.gradients_per_round.values()) * self.rounds
+        steps = max(training.gradients_per_round.values()) * (self.rounds - self.free_rounds)
         return 2 * 2 * math.ceil(training.num_parameters / 2) * steps
 
     def shares(self) -> tuple[float, float]:
