@@ -159,7 +159,7 @@ def test_one_class_and_extreme_records_give_examples_in_range(tmp_path):
 
 
 def build_noise(config, silo):
-    """Deviation of the noise on a mean of 500 records, whose sums have the share 0.6 of a sensitivity of R = sqrt(8)."""
+    """Deviation of the noise on a mean of 500 records, whose sums have the share 0.6 of a sensitivity of sqrt(8)."""
     method = build_method(config, "fed_avg")
     (event,) = [event for event, _ in method.plan.fixed_events[silo]]
     # Class by class, ten sums make one mean.

@@ -203,7 +203,6 @@ def test_a_new_silo_adapts_the_shared_model_and_pays(private, exports, tmp_path)
     (added,) = done.clients
     assert 0.99 * 4 < added.epsilon <= 4
     assert added.recorded.epsilon == added.epsilon
-    assert added.after["loss"] < added.before["loss"]
     assert int(done.version.name) == int(exports["fed_avg"].name) + 1
     report, before = (document(one, "privacy_report") for one in (done.version, exports["fed_avg"]))
     rows = {row["id"]: row for row in report["silos"]}

@@ -1,13 +1,17 @@
 """Rounds on synthetic data, then on records: on every engine, and by every method that can train in phases."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.rounding import probable_gamma
+from tests.tiers import parameters
 from tests.training.record.whole_runs import NAMES, NUM_TRAIN, SYNTHETIC, config_of
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.privacy.plans.plan import DRAWN_NOISE
 from tff_pdp.privacy.plans.silo_example import GRADIENTS
 from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC as RELEASE
 from tff_pdp.training.train import train
@@ -48,15 +52,22 @@ def config_with(folder, algorithms, **overrides):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where all methods of this module train on the same synthetic data."""
-    return tmp_path_factory.mktemp("phases")
+def trained(tmp_path_factory):
+    """A function: a method, and the end of its run; all methods train on the same synthetic data."""
+    folder = tmp_path_factory.mktemp("phases")
+
+    @functools.cache
+    def run(name):
+        weighting = {"training.weighting": "budget_softmax", "training.softmax_temperature": 4.0}
+        config = config_with(folder, METHODS, **(weighting if name == "pppfl" else {}))
+        return build_method(config, name), train(config, name, progress=False)
+
+    return run
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-def test_every_method_trains_in_phases_and_pays_for_the_release_and_the_last_round(folder, name):
-    config = config_with(folder, METHODS, **{"training.weighting": "budget_softmax" if name == "pppfl" else "uniform"})
-    method, state = build_method(config, name), train(config, name, progress=False)
+@pytest.mark.parametrize("name", parameters(METHODS, test=("scaffold", "pppfl")))
+def test_every_method_trains_in_phases_and_pays_for_the_release_and_the_last_round(trained, name):
+    method, state = trained(name)
     shared, first = method.algorithm.global_model(state.server_state["algorithm"]), method.model.init(3)
     assert all(np.isfinite(value).all() for value in shared.values())
     assert any(not np.array_equal(value, first[weight]) for weight, value in shared.items())
@@ -70,20 +81,9 @@ def test_every_method_trains_in_phases_and_pays_for_the_release_and_the_last_rou
             reason: sum(one.count for one in state.ledger.entries if (one.scope, one.reason) == (silo, reason))
             for reason in {one.reason for one in state.ledger.entries}
         }
-        assert spent == {RELEASE: 1, GRADIENTS: ADAPTATION["adaptation_steps"]}
+        assert spent == {RELEASE: 1, GRADIENTS: ADAPTATION["adaptation_steps"], DRAWN_NOISE: 1}
         budget = method.plan.budgets[silo]
         assert 0.99 * budget.epsilon < state.ledger.epsilon(silo).best <= budget.epsilon
-
-
-def test_weights_by_softmax_of_budgets_decide_the_shared_model(folder):
-    """With the same run key, the two weightings give other shared models; with equal weights, they would not."""
-    models = []
-    for weighting in ("uniform", "budget_softmax"):
-        config = config_with(folder, METHODS, **{"training.weighting": weighting})
-        state = train(config, "pppfl", overwrite=True, progress=False)
-        models.append(build_method(config, "pppfl").algorithm.global_model(state.server_state["algorithm"]))
-    uniform, by_budget = models
-    assert any(not np.array_equal(value, by_budget[weight]) for weight, value in uniform.items())
 
 
 ENGINES = {
@@ -95,20 +95,28 @@ ENGINES = {
 
 @pytest.fixture(scope="module")
 def on_engines(tmp_path_factory):
-    """The end of one run in phases, by engine and method: with one seed, all read the same data and noise."""
+    """The end of one run in phases, by engine: with one seed, all have the same synthetic data and noise."""
     folder = tmp_path_factory.mktemp("engines")
-    methods = {"fed_avg": STEPS, "pppfl": STEPS}
     return {
-        (engine, name): train(config_with(folder, methods, **settings), name, overwrite=True, progress=False)
+        engine: train(config_with(folder, {"pppfl": STEPS}, **settings), "pppfl", overwrite=True, progress=False)
         for engine, settings in ENGINES.items()
-        for name in methods
     }
 
 
-@pytest.mark.parametrize("name", ["fed_avg", "pppfl"])
+def test_weights_by_softmax_of_budgets_decide_the_shared_model(trained, on_engines):
+    """Of the same synthetic data and with the same seed, another weighting makes another shared model."""
+    method, by_budget = trained("pppfl")
+    shared = method.algorithm.global_model
+    found, expected = (shared(state.server_state["algorithm"]) for state in (by_budget, on_engines["loop"]))
+    assert any(not np.array_equal(value, expected[weight]) for weight, value in found.items())
+    # The budgets 36 and 40 are one temperature apart.
+    amounts = [method.amounts[silo] for silo in NAMES]
+    np.testing.assert_allclose(amounts, np.exp([-1.0, 0.0, -1.0, 0.0]))
+
+
 @pytest.mark.parametrize("engine", ["vectorized", "native"])
-def test_engines_agree_in_both_phases(on_engines, engine, name):
-    expected, found = on_engines["loop", name], on_engines[engine, name]
+def test_engines_agree_in_both_phases(on_engines, engine):
+    expected, found = on_engines["loop"], on_engines[engine]
     assert found.ledger.to_json() == expected.ledger.to_json()
     for part in ("server_state", "client_states"):
         pairs = list(zip(tf.nest.flatten(getattr(found, part)), tf.nest.flatten(getattr(expected, part)), strict=True))
