@@ -186,6 +186,21 @@ def plan_data(config: ExperimentConfig, clients: ClientDataset) -> PlannedData |
     return PlannedData(generator, {client_id: noise[budget] for client_id, budget in budgets.items()})
 
 
+def check_data(folder: Path, sha256: str) -> None:
+    """Checks that an experiment's folder has the silos' synthetic data that were released.
+
+    Raises:
+      DataError: the file is missing, or its SHA-256 is not `sha256`.
+    """
+    path = folder / DATA_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{path} is missing: restore the silos' synthetic data from a copy; another release costs again"
+        )
+    if prefix_of(path).sha256 != sha256:
+        raise DataError(f"{path} is damaged, or of another release: restore it from a copy")
+
+
 class SyntheticClients:
     """Silos' synthetic data, in place of a client dataset's training examples.
 
@@ -200,15 +215,9 @@ class SyntheticClients:
         Raises:
           DataError: the file is missing, or is not the one that was released.
         """
-        path = folder / DATA_FILE
-        if not path.is_file():
-            raise DataError(
-                f"{path} is missing: restore the silos' synthetic data from a copy; another release costs again"
-            )
-        if prefix_of(path).sha256 != sha256:
-            raise DataError(f"{path} is damaged, or of another release: restore it from a copy")
+        check_data(folder, sha256)
         self.client_ids, self.sha256 = client_ids, sha256
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(folder / DATA_FILE, allow_pickle=False) as stored:
             self._examples = {
                 client_id: ClientExamples(stored[f"x_{number}"], stored[f"y_{number}"])
                 for number, client_id in enumerate(client_ids)
