@@ -43,7 +43,7 @@ def test_a_report_shows_some_synthetic_images_of_each_silo(experiment):
     config = experiment(**ONE, training__rounds=2, privacy__synthetic=section)
     train(config, "fed_avg", progress=False)
     evaluate_experiment(config)
-    assert "Synthetic images of 10 of 10 silos" in statement(config)
+    assert "Synthetic images of 3 of 3 silos" in statement(config)
 
 
 def test_a_run_with_a_known_seed_is_never_called_private(experiment):
