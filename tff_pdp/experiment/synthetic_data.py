@@ -18,7 +18,6 @@ from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
 from tff_pdp.digests import prefix_of, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
-from tff_pdp.experiment.examples import ClientSource
 from tff_pdp.files import atomic_file, overwrite_and_remove, remove_attempts
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import FixedEvents
@@ -240,7 +239,7 @@ class SyntheticClients:
         return self._examples[client_id]
 
 
-def synthetic_images(source: ClientSource | None) -> dict[str, ClientExamples]:
+def synthetic_images(source: object) -> dict[str, ClientExamples]:
     """Returns the synthetic images of each silo, by client id.
 
     The result is empty if the source is no synthetic data, or if examples are not images of one or three channels.
