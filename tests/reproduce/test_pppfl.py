@@ -55,7 +55,7 @@ def test_the_grid_of_local_training_is_whole_and_every_point_is_compared(tmp_pat
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_is_run_at_two_budgets_with_five_seeds(tmp_path, name):
     jobs = reproduction_of(name, tmp_path).jobs()
-    assert len(jobs) == 13 * 2 * 5
+    assert len(jobs) == 15 * 2 * 5
     assert {(job.budget, job.seed) for job in jobs} == set(itertools.product((2.0, 10.0), range(5)))
 
 
@@ -71,6 +71,12 @@ def test_adaptation_has_rate_and_epochs_of_the_local_training_that_is_compared(t
         assert settings["adaptation_learning_rate"] == local["learning_rate"]
         assert rounds * read_epochs(settings["adaptation_steps"]) == read_epochs(local["local_steps"]) == 25
         assert config.training.weighting == ("budget_softmax" if method == "pppfl" else "uniform")
+    (shorter,) = reproduction.config(Job("default", "local_slow_short", 2.0, 0)).algorithms.values()
+    for method in ("pppfl_short", "fed_avg_short"):
+        config = reproduction.config(Job("default", method, 2.0, 0))
+        (settings,) = config.algorithms.values()
+        assert rounds * read_epochs(settings["adaptation_steps"]) == read_epochs(shorter["local_steps"]) == 10
+        assert config.training.weighting == ("budget_softmax" if method == "pppfl_short" else "uniform")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -69,6 +69,14 @@ _SYNTHETIC_METHODS = {
     "fed_meta": SweptMethod("FedMeta", "fed_meta"),
     "fed_meta_second": SweptMethod("FedMeta, second order", "fed_meta_second"),
     "pppfl": SweptMethod("PPPFL", "pppfl", overrides={"training.weighting": "budget_softmax"}),
+    # Five rounds of two epochs adapt to the records, in place of five epochs each.
+    "fed_avg_short": SweptMethod("FedAvg, adapted for fewer epochs", "fed_avg", {"adaptation_steps": "2 epochs"}),
+    "pppfl_short": SweptMethod(
+        "PPPFL, adapted for fewer epochs",
+        "pppfl",
+        {"adaptation_steps": "2 epochs"},
+        {"training.weighting": "budget_softmax"},
+    ),
 }
 # In the same experiments, methods without synthetic data: the whole budget pays for DP-SGD on the records.
 _WITHOUT_SYNTHETIC = {"privacy.synthetic": None}
