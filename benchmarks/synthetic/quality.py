@@ -41,6 +41,9 @@ READERS: dict[str, Callable[[Path], ImageDataset]] = {"mnist": read_mnist, "fash
 SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "dp_gaussian": {"mnist": {"radius": 3.5}, "fashion_mnist": {"radius": 8.0}},
     "dp_merf": {"mnist": {"length_scale": 4.0}, "fashion_mnist": {}},
+    # Their defaults suit some 6,000 records.
+    "dp_cgan": {"mnist": {}, "fashion_mnist": {}},
+    "datalens": {"mnist": {}, "fashion_mnist": {}},
 }
 # Name of the reference among generators.
 REAL = "real"

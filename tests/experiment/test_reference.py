@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.places import CONFIGS, ROOT
+from tff_pdp import load_experiment
 from tff_pdp.cli import main
 from tff_pdp.experiment import reference
 from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
@@ -88,6 +89,14 @@ def as_read(path):
 )
 def test_shipped_configurations_are_as_the_schema_says(schema, path):
     assert faults(schema, schema, as_read(path)) == []
+
+
+def test_the_experiment_of_the_page_on_synthetic_data_can_be_loaded(schema, tmp_path):
+    page, path = (ROOT / "docs" / "synthetic_data.md").read_text(), tmp_path / "my.yaml"
+    path.write_text(re.search(r"```yaml\n(.*?)```", page, re.DOTALL)[1])
+    assert faults(schema, schema, as_read(path)) == []
+    config = load_experiment(path)
+    assert 0 < config.privacy.synthetic.rounds < config.training.rounds
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,11 @@ def _fail(*_):
 
 def test_a_key_is_used_for_one_set_of_settings_alone(tmp_path):
     """The same noise on two releases would cancel."""
-    first = ReleaseKey.keep(tmp_path, {"share": 1}, None)
-    assert ReleaseKey.keep(tmp_path, {"share": 1}, None) == first
-    other = ReleaseKey.keep(tmp_path, {"share": 2}, None)
+    first = ReleaseKey.keep(tmp_path, {"share": 1}, None, lambda _: False)
+    assert ReleaseKey.keep(tmp_path, {"share": 1}, None, lambda _: True) == first
+    with pytest.raises(ConfigError, match="its cost counts"):
+        ReleaseKey.keep(tmp_path, {"share": 2}, None, lambda release_id: release_id == first.release_id)
+    other = ReleaseKey.keep(tmp_path, {"share": 2}, None, lambda _: False)
     assert other.secret != first.secret and other.release_id != first.release_id
 
 

@@ -122,8 +122,13 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
         epsilons=tuple(0.4 * silo.epsilon_spent for silo in silos),
         claim="formal",
         claim_reason="sums are exact",
+        shared_epsilons=tuple(0.5 * silo.epsilon_spent for silo in silos),
+        shared_claim="formal-conditional",
+        shared_claim_reason="numbers of examples are treated as public",
     )
-    seedless = replace(made, claim="none", claim_reason="a fixed seed", epsilons=(math.inf,) * len(silos))
+    nothing = (math.inf,) * len(silos)
+    of_shared = {"shared_claim": "none", "shared_claim_reason": "a fixed seed", "shared_epsilons": nothing}
+    seedless = replace(made, claim="none", claim_reason="a fixed seed", epsilons=nothing, **of_shared)
     yield "synthetic data", {"synthetic": made}
     yield "synthetic data of a fixed seed", {**given, "synthetic": seedless}
     yield "weights by budgets", {"synthetic": made, "methods": claiming("formal", budget_exposure="public")}

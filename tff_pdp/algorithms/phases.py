@@ -41,6 +41,14 @@ class Phases(NamedTuple):
     adaptation: Algorithm
 
 
+def reads_records_by_itself(algorithm: Algorithm) -> bool:
+    """Returns whether a method adapts models to records, or selects models by records, in a way of its own.
+
+    Such a method cannot train on synthetic data.
+    """
+    return algorithm.adapt is not None or algorithm.candidates is not None
+
+
 def in_phases(algorithm: Algorithm, *, federated_rounds: int, num_clients: int) -> Phases:
     """Builds both phases of a method. Client state: the method's own, the client's weights, and whether it has any.
 
@@ -52,7 +60,7 @@ def in_phases(algorithm: Algorithm, *, federated_rounds: int, num_clients: int) 
     Raises:
       ConfigError: the method adapts models to records, or selects models by records, in a way of its own.
     """
-    if algorithm.adapt is not None or algorithm.candidates is not None:
+    if reads_records_by_itself(algorithm):
         raise ConfigError(
             f"algorithms.{algorithm.name} reads clients' records in a way of its own, "
             f"{'to adapt' if algorithm.adapt is not None else 'to select'} models, and so cannot train on synthetic "

@@ -38,35 +38,42 @@ PRIVACY_IS_OFF = "privacy is switched off"
 
 
 @dataclasses.dataclass(frozen=True)
+class PlannedReleases:
+    """The releases before training, as they follow from public settings.
+
+    Attributes:
+      statistics: settings of the statistics.
+      data: the releases of synthetic data; None without synthetic data.
+      num_examples: number of training examples by client id, at least 1; None if the numbers are to be noised.
+      events: the privacy events of the releases, with the purpose of each release, by client id.
+      unsound: reason why no privacy can be claimed; empty if privacy can be claimed.
+    """
+
+    statistics: StatisticsSettings
+    data: PlannedData | None
+    num_examples: Mapping[str, int] | None
+    events: Mapping[str, FixedEvents]
+    unsound: str
+
+
+@dataclasses.dataclass(frozen=True)
 class SiloReleases:
     """The values that are known of each silo before training: public values, or values released under DP.
 
     Attributes:
       statistics: released statistics of each silo, by client id.
       scalings: shift and scale of features, by client id; empty if features are used as they are.
-      num_examples_are_noised: whether the numbers of examples are noised releases; otherwise, they are public.
-      unsound: reason why no privacy can be claimed; empty if privacy can be claimed.
-      planned_data: the releases of synthetic data; None without synthetic data.
       synthetic: silos' synthetic data; None without synthetic data.
     """
 
     statistics: Mapping[str, SiloStatistics]
     scalings: Mapping[str, FeatureScaling]
-    num_examples_are_noised: bool
-    unsound: str
-    planned_data: PlannedData | None = None
     synthetic: SyntheticClients | None = None
 
     @property
     def num_examples(self) -> dict[str, int]:
         """Number of training examples, public or noised, by client id."""
         return {client_id: one.num_examples for client_id, one in self.statistics.items()}
-
-    @property
-    def events(self) -> dict[str, FixedEvents]:
-        """The privacy events of the releases, with the purpose of each release, by client id."""
-        more = {} if self.planned_data is None else {name: self.planned_data.events(name) for name in self.statistics}
-        return {client_id: (*one.events, *more.get(client_id, ())) for client_id, one in self.statistics.items()}
 
     def digest(self) -> str:
         """Returns a hash of the statistics, scalings and synthetic data, which affect training."""
@@ -78,38 +85,53 @@ class SiloReleases:
         return digest.hexdigest()
 
 
-def release_before_training(config: ExperimentConfig, clients: ClientDataset) -> SiloReleases:
+def plan_releases(config: ExperimentConfig, clients: ClientDataset) -> PlannedReleases:
+    """Plans silos' releases before training; nothing is released.
+
+    Raises:
+      ConfigError: a setting is unknown or out of range.
+      BudgetError: a silo's budget does not pay for a release.
+    """
+    privacy, shape = config.privacy, clients.manifest.features.shape
+    statistics = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
+    # Refuses unfit constants.
+    privacy.feature_scaling.public(shape)
+    data = plan_data(config, clients)
+    events = {one: (*planned_events(statistics), *(data.events(one) if data else ())) for one in clients.client_ids}
+    sizes = {client_id: max(1, clients.num_examples(client_id, "train")) for client_id in clients.client_ids}
+    return PlannedReleases(
+        statistics=statistics,
+        data=data,
+        num_examples=sizes if statistics.count_epsilon is None else None,
+        events=events,
+        unsound=privacy.feature_scaling.why_not_private or (data.generator.why_not_private if data else ""),
+    )
+
+
+def release_before_training(config: ExperimentConfig, clients: ClientDataset, planned: PlannedReleases) -> SiloReleases:
     """Returns the silos' stored releases; makes and stores the releases if there are none.
 
     Guarantee: each statistic and each silo's synthetic data are released only once for an experiment's folder, and are
-      included in `SiloReleases.events`. Before the release, it is entered into the registry, so that releases in
+      included in `PlannedReleases.events`. Before the release, it is entered into the registry, so that releases in
       several folders add up. The ledger of each method is charged for the release. The joint cost of several methods is
       therefore an upper bound that includes the release more than once.
     Assumes: as in `release_silo_statistics` and `Generator.fit`.
 
     Raises:
-      ConfigError: a setting is unknown or out of range, or the folder holds releases made with other settings.
+      ConfigError: a record does not suit a setting, or the folder holds releases made with other settings.
       DataError: the stored releases cannot be read, or another process is making them.
     """
-    privacy, shape = config.privacy, clients.manifest.features.shape
-    settings = StatisticsSettings(privacy.num_examples.epsilon, privacy.feature_scaling.moments(shape))
-    # Refuses unfit constants before anything is released.
-    privacy.feature_scaling.public(shape)
-    planned_data, synthetic = plan_data(config, clients), None
-    if planned_events(settings) or planned_data is not None:
-        statistics, sha256 = _released_once(config, clients, settings, planned_data)
-        if planned_data is not None:
+    synthetic = None
+    if any(planned.events.values()):
+        statistics, sha256 = _released_once(config, clients, planned.statistics, planned.data)
+        if planned.data is not None:
             synthetic = SyntheticClients(Path(config.output), clients.client_ids, sha256)
     else:
         sizes = {client_id: clients.num_examples(client_id, "train") for client_id in clients.client_ids}
         statistics = {client_id: SiloStatistics(max(1, size)) for client_id, size in sizes.items()}
     return SiloReleases(
         statistics=statistics,
-        scalings=_scalings(clients, privacy.feature_scaling, statistics),
-        num_examples_are_noised=settings.count_epsilon is not None,
-        unsound=privacy.feature_scaling.why_not_private
-        or (planned_data.generator.why_not_private if planned_data else ""),
-        planned_data=planned_data,
+        scalings=_scalings(clients, config.privacy.feature_scaling, statistics),
         synthetic=synthetic,
     )
 
@@ -171,7 +193,11 @@ def _release(
     registry = Registry(config.privacy.registry)
     # With an unkeyed digest, anyone who knows all other records could test whether some record is in the data.
     made_with = _made_with(config, registry.keep_dataset(clients, ("train",)), data)
-    key = ReleaseKey.keep(path.parent, made_with, config.training.test_only_seed)
+    if data is not None:
+        data.check(clients)
+    key = ReleaseKey.keep(
+        path.parent, made_with, config.training.test_only_seed, lambda one: registry.find(one) is not None
+    )
     _enter(config, clients, settings, data, key.release_id)
     statistics = {
         client_id: release_silo_statistics(

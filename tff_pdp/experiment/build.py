@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.before_training import SiloReleases, release_before_training
+from tff_pdp.experiment.before_training import SiloReleases, plan_releases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig, Training
 from tff_pdp.experiment.examples import padded_sizes
 from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
@@ -46,6 +46,14 @@ _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public a
 
 Computations = dict[Hashable, PersonalizedProcess]
 _kept: ContextVar[Computations] = ContextVar("kept computations")
+
+
+class _OfSizes(NamedTuple):
+    """The parts of a method that follow from silos' numbers of examples."""
+
+    hparams: dict[str, np.ndarray]
+    plan: PrivacyPlan
+    amounts: Mapping[str, float] | None
 
 
 def build_methods(
@@ -96,43 +104,50 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     phases = _phases(config, algorithm, settings, len(clients.client_ids))
     # The algorithm that reads clients' records.
     own = algorithm if phases is None else phases.adaptation
-    releases = release_before_training(config, clients)
-    hparams = hparam_columns(own, settings, releases.num_examples, privacy.batch_size)
+    planned = plan_releases(config, clients)
     weighting, cap = config.training.weighting, config.training.weight_cap
-    sizes = np.array(list(releases.num_examples.values()), np.float64)
     is_capped = weighting == "paper_capped_num_examples"
     conditions = [algorithm.claims.condition, _COUNTS_ARE_PUBLIC if is_capped else ""]
     if algorithm.public:
         conditions.append(f"silos' {', '.join(algorithm.public)}, whose mean the server is told, are treated as public")
-    if releases.planned_data and releases.planned_data.generator.claim[0] == "formal-conditional":
-        conditions.append(f"synthetic data: {releases.planned_data.generator.claim[1]}")
+    if planned.data and planned.data.generator.claim[0] == "formal-conditional":
+        conditions.append(f"synthetic data: {planned.data.generator.claim[1]}")
     conditions += [
         f"{section} is defined outside of tff_pdp ({origin})" for section, origin in config.outside(name).items()
     ]
-    plan = privacy.build(
-        PlannedTraining(
-            num_examples=releases.num_examples,
-            gradients_per_round=dict(zip(clients.client_ids, own.num_gradients(hparams).tolist(), strict=True)),
-            rounds=config.training.rounds,
-            selection_rounds=own.selection_rounds,
-            fixed_events=releases.events,
-            num_examples_are_noised=releases.num_examples_are_noised,
-            unsound=algorithm.claims.unsound or releases.unsound,
-            condition="; ".join(filter(None, conditions)),
-            num_parameters=model.num_parameters(),
-            num_released=num_released(algorithm, model),
-            num_noised=algorithm.claims.noised_size and algorithm.claims.noised_size(initial_weights(model)),
-            noise_on_own_support=algorithm.claims.noise_on_own_support,
-            total_weight=float(capped_weights(sizes, cap).sum()) if is_capped else None,
-            search=search,
-            synthetic_rounds=privacy.synthetic.rounds if privacy.synthetic else 0,
-            row_influence=row_influence,
+
+    def of_sizes(num_examples: Mapping[str, int]) -> _OfSizes:
+        hparams = hparam_columns(own, settings, num_examples, privacy.batch_size)
+        sizes = np.array(list(num_examples.values()), np.float64)
+        plan = privacy.build(
+            PlannedTraining(
+                num_examples=num_examples,
+                gradients_per_round=dict(zip(clients.client_ids, own.num_gradients(hparams).tolist(), strict=True)),
+                rounds=config.training.rounds,
+                selection_rounds=own.selection_rounds,
+                fixed_events=planned.events,
+                num_examples_are_noised=planned.num_examples is None,
+                unsound=algorithm.claims.unsound or planned.unsound,
+                condition="; ".join(filter(None, conditions)),
+                num_parameters=model.num_parameters(),
+                num_released=num_released(algorithm, model),
+                num_noised=algorithm.claims.noised_size and algorithm.claims.noised_size(initial_weights(model)),
+                noise_on_own_support=algorithm.claims.noise_on_own_support,
+                total_weight=float(capped_weights(sizes, cap).sum()) if is_capped else None,
+                search=search,
+                synthetic_rounds=privacy.synthetic.rounds if privacy.synthetic else 0,
+                row_influence=row_influence,
+            )
         )
-    )
+        return _OfSizes(hparams, plan, _amounts(config.training, num_examples, plan))
+
+    # A plan that is refused must not have cost a release.
+    early = None if planned.num_examples is None else of_sizes(planned.num_examples)
+    releases = release_before_training(config, clients, planned)
+    hparams, plan, amounts = early or of_sizes(releases.num_examples)
     is_plain = own.needs_plain_gradients and not privacy.is_private
     estimator = build_minibatch(model, privacy.batch_size) if is_plain else plan.estimator(model)
     selector = build_selector(model, privacy.selection_loss_bound, plan.generator) if algorithm.candidates else None
-    amounts = _amounts(config.training, releases.num_examples, plan)
 
     def process_of(one: Algorithm, estimator: GradientEstimator, phase: str = "") -> PersonalizedProcess:
         return _kept_or_composed(

@@ -2,13 +2,14 @@
 
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import inspect as types
 
 from tff_pdp.algorithms.hyper_parameters import HParam
+from tff_pdp.algorithms.phases import ADAPTATION, reads_records_by_itself
 from tff_pdp.experiment.build import SHAPES
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT, build_algorithm
@@ -27,6 +28,10 @@ An experiment is a YAML file with the sections below. `tff-pdp config --referenc
 
 Numbers are read as in YAML 1.2, so `1e-3` is a number. Unknown keys are refused. `kind` is one of the names here, a
 name that an installed package gives by an entry point, or `module:name`.
+"""
+_ADAPTATION_HEAD = """## `algorithms`, with `privacy.synthetic`
+
+Hyper-parameters of the rounds on records, which every method has that can train on synthetic data.
 """
 # Any experiment will do: hyper-parameters and their defaults are the same for all.
 _CLIENTS, _ROUNDS, _HEAD_WEIGHTS = 2, 10, ("head/kernel", "head/bias")
@@ -48,6 +53,12 @@ def hyper_parameters(kind: str) -> dict[str, HParam]:
     return {name: algorithm.hparams[name] for name in values}
 
 
+def adaptation(kind: str) -> Mapping[str, HParam]:
+    """Returns the hyper-parameters that a method also has with `privacy.synthetic`; none if the method refuses this."""
+    algorithm, _ = build_algorithm(kind, {}, num_clients=_CLIENTS, rounds=_ROUNDS, head=_HEAD_WEIGHTS)
+    return {} if reads_records_by_itself(algorithm) else ADAPTATION
+
+
 def schema() -> dict[str, Any]:
     """Returns the JSON Schema of a configuration, with one alternative for each kind of a section."""
     sections = kinds_by_section()
@@ -61,7 +72,8 @@ def schema() -> dict[str, Any]:
             defs |= {f"{section}.{kind}.{name}": content for name, content in found.items()}
             content = defs[f"{section}.{kind}.{own.__name__}"]
             if section == "algorithms":
-                values = {name: {**one.schema, "default": one.default} for name, one in hyper_parameters(kind).items()}
+                declared = {**hyper_parameters(kind), **adaptation(kind)}
+                values = {name: {**one.schema, "default": one.default} for name, one in declared.items()}
                 content["properties"] = {**values, **content["properties"]}
             required = [name for name in content.get("required", []) if name != "kind"]
             content["properties"] = {**content["properties"], "kind": {"const": kind}}
@@ -88,6 +100,8 @@ def reference() -> str:
         common = [row for row in _rows(next(iter(sections[name].values()))) if all(row in rows for rows in every)]
         if common:
             lines += [f"## `{name}`, every kind\n", *_table(common)]
+        if name == "algorithms":
+            lines += [_ADAPTATION_HEAD, *_table([_row_of_hparam(one, told) for one, told in ADAPTATION.items()])]
         for kind, own in sections[name].items():
             values = hyper_parameters(kind) if name == "algorithms" else {}
             extra = [_row_of_hparam(one, declared) for one, declared in values.items()]

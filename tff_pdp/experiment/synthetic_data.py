@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ from tqdm import tqdm
 
 from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
 from tff_pdp.digests import prefix_of, read_json, write_json
-from tff_pdp.errors import DataError
-from tff_pdp.experiment.config import ExperimentConfig
-from tff_pdp.experiment.examples import ClientSource
-from tff_pdp.files import atomic_file, overwrite_and_remove
+from tff_pdp.errors import ConfigError, DataError
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.files import atomic_file, overwrite_and_remove, remove_attempts
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.plans.plan import FixedEvents
 from tff_pdp.privacy.synthetic.base import Generator
@@ -33,7 +32,7 @@ KEY_FILE = "silo_releases.key.json"
 
 @dataclasses.dataclass(frozen=True)
 class ReleaseKey:
-    """The secret of a release before training, with which a killed command repeats the release with the same bits.
+    """The secret of a release before training, with which a killed command repeats the release with the same noise.
 
     Attributes:
       release_id: id of the release in the registry.
@@ -44,21 +43,46 @@ class ReleaseKey:
     secret: bytes
 
     @classmethod
-    def keep(cls, folder: Path, made_with: Mapping[str, Any], test_only_seed: int | None) -> "ReleaseKey":
+    def keep(
+        cls,
+        folder: Path,
+        made_with: Mapping[str, Any],
+        test_only_seed: int | None,
+        is_on_record: Callable[[str], bool],
+    ) -> "ReleaseKey":
         """Reads the key of an unfinished release with the same settings and data, or makes and stores a key.
 
         Guarantee: releases with other settings, or of other data, never have the same noise.
 
+        Args:
+          folder: folder of the experiment.
+          made_with: all that decides the release.
+          test_only_seed: seed that the secret follows from; None for the operating system's entropy.
+          is_on_record: whether a release with a given id may have been made.
+
         Raises:
-          DataError: the stored key is damaged.
+          ConfigError: another release in this folder may have been made, and was not finished.
+          DataError: the stored key is damaged, or synthetic data are here without the record of their release.
         """
         path = folder / KEY_FILE
         is_for = hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()
         stored = read_json(path) if path.exists() else {}
         if stored.get("is_for") != is_for:
+            if stored and is_on_record(stored["release_id"]):
+                raise ConfigError(
+                    f"{folder}: a release before training with other settings, or of other data, was begun here, and "
+                    "its cost counts. Go back to its settings to finish it. To release again, which costs budget "
+                    "again, name another output folder"
+                )
+            if (folder / DATA_FILE).exists():
+                raise DataError(
+                    f"{folder / RELEASES_FILE} is missing beside {DATA_FILE}: restore it from a copy, or name another "
+                    "output folder to release again, which costs budget again"
+                )
+            cls.destroy(folder)
             secret = secrets.token_bytes(32)
             if test_only_seed is not None:
-                secret = hashlib.sha256(f"test-only releases {test_only_seed}".encode()).digest()
+                secret = hashlib.sha256(f"test-only releases {test_only_seed} {is_for}".encode()).digest()
             folder.mkdir(parents=True, exist_ok=True)
             earlier = os.umask(0o077)
             try:
@@ -100,21 +124,31 @@ class PlannedData:
         content = {"generator": to_plain(self.generator), "noise_multipliers": dict(self.noise_multipliers)}
         return json.loads(json.dumps(content))
 
+    def check(self, clients: ClientDataset) -> None:
+        """Checks all silos' records before anything is charged or released.
+
+        Raises:
+          ConfigError, DataError: as in `Generator.check`; the message names the silo.
+        """
+        for client_id in clients.client_ids:
+            records = clients.load(client_id, "train")
+            with _naming(client_id):
+                self.generator.check(records.x, records.y)
+
     def make(self, clients: ClientDataset, key: ReleaseKey, folder: Path) -> str:
         """Makes the synthetic data of all silos, stores them in `folder`, and returns the SHA-256 of the file.
 
-        Guarantee: `events` covers each silo's data. A call with the same key makes the same data, where the generator
-          computes the same bits.
-        Assumes: every silo's events are charged; the key is secret.
+        Guarantee: `events` covers each silo's data. A file that a killed command has finished is kept: on another
+          machine, a repetition might add the same noise to sums that are rounded differently.
+        Assumes: every silo's events are charged; the key is secret, and is the key of a file that is there already.
 
         Raises:
           ConfigError, DataError: as in `Generator.fit`; the message names the silo.
         """
         names = clients.client_ids
-        for client_id in names:
-            records = clients.load(client_id, "train")
-            with _naming(client_id):
-                self.generator.check(records.x, records.y)
+        if (folder / DATA_FILE).exists():
+            return prefix_of(folder / DATA_FILE).sha256
+        remove_attempts(folder, DATA_FILE)
         with atomic_file(folder / DATA_FILE) as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
             for number, client_id in enumerate(tqdm(names, "synthetic data", unit="silo", disable=None)):
                 records = clients.load(client_id, "train")
@@ -132,8 +166,8 @@ class PlannedData:
 def _naming(client_id: str):
     try:
         yield
-    except DataError as error:
-        raise DataError(f"privacy.synthetic: silo {client_id!r}: {error}") from None
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"privacy.synthetic: silo {client_id!r}: {error}") from None
 
 
 def plan_data(config: ExperimentConfig, clients: ClientDataset) -> PlannedData | None:
@@ -151,6 +185,21 @@ def plan_data(config: ExperimentConfig, clients: ClientDataset) -> PlannedData |
     return PlannedData(generator, {client_id: noise[budget] for client_id, budget in budgets.items()})
 
 
+def check_data(folder: Path, sha256: str) -> None:
+    """Checks that an experiment's folder has the silos' synthetic data that were released.
+
+    Raises:
+      DataError: the file is missing, or its SHA-256 is not `sha256`.
+    """
+    path = folder / DATA_FILE
+    if not path.is_file():
+        raise DataError(
+            f"{path} is missing: restore the silos' synthetic data from a copy; another release costs again"
+        )
+    if prefix_of(path).sha256 != sha256:
+        raise DataError(f"{path} is damaged, or of another release: restore it from a copy")
+
+
 class SyntheticClients:
     """Silos' synthetic data, in place of a client dataset's training examples.
 
@@ -165,15 +214,9 @@ class SyntheticClients:
         Raises:
           DataError: the file is missing, or is not the one that was released.
         """
-        path = folder / DATA_FILE
-        if not path.is_file():
-            raise DataError(
-                f"{path} is missing: restore the silos' synthetic data from a copy; another release costs again"
-            )
-        if prefix_of(path).sha256 != sha256:
-            raise DataError(f"{path} is damaged, or of another release: restore it from a copy")
+        check_data(folder, sha256)
         self.client_ids, self.sha256 = client_ids, sha256
-        with np.load(path, allow_pickle=False) as stored:
+        with np.load(folder / DATA_FILE, allow_pickle=False) as stored:
             self._examples = {
                 client_id: ClientExamples(stored[f"x_{number}"], stored[f"y_{number}"])
                 for number, client_id in enumerate(client_ids)
@@ -196,7 +239,7 @@ class SyntheticClients:
         return self._examples[client_id]
 
 
-def synthetic_images(source: ClientSource | None) -> dict[str, ClientExamples]:
+def synthetic_images(source: object) -> dict[str, ClientExamples]:
     """Returns the synthetic images of each silo, by client id.
 
     The result is empty if the source is no synthetic data, or if examples are not images of one or three channels.

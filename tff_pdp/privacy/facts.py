@@ -276,7 +276,7 @@ class StatementFacts(Settings):
 
 
 class SyntheticFacts(Settings):
-    """Silos' synthetic data, and the claim for the data and for the shared model, which is made of them alone.
+    """Silos' synthetic data, and the claims for the data and for the shared model, which is made of released values.
 
     Attributes:
       generator: kind of the generator.
@@ -284,8 +284,12 @@ class SyntheticFacts(Settings):
       rounds: number of rounds, from the first, that trained on synthetic data alone.
       is_adapted_privately: whether later rounds adapted models to records by DP-SGD; otherwise, without clip and noise.
       epsilons: cost of each silo's synthetic data alone, at the silo's delta; infinite for the claim `none`.
-      claim: claim for synthetic data and shared model.
+      claim: claim for synthetic data.
       claim_reason: reason for the claim, in one line.
+      shared_epsilons: as `epsilons`, for the shared model and each silo's updates, which may also depend on released
+        statistics.
+      shared_claim: claim for the shared model and updates.
+      shared_claim_reason: reason for this claim, in one line.
     """
 
     generator: str
@@ -295,6 +299,9 @@ class SyntheticFacts(Settings):
     epsilons: tuple[float, ...]
     claim: str
     claim_reason: str
+    shared_epsilons: tuple[float, ...]
+    shared_claim: str
+    shared_claim_reason: str
 
 
 class SiloFacts(StatementFacts, tag="silos"):

@@ -204,19 +204,25 @@ def objects_content(facts: SiloFacts | UserFacts) -> dict[str, Any]:
         return {}
     claim, reason = claim_of(facts)
 
-    def entry(claim: str, reason: str, epsilon: float, *, may_leave: bool) -> dict[str, Any]:
+    def entry(claim: str, reason: str, epsilon: float) -> dict[str, Any]:
         bound = epsilon if claim in GUARANTEES and math.isfinite(epsilon) else None
         return {
             "claim": claim,
             "claim_reason": reason,
             "epsilon": bound,
             "delta": None if bound is None else facts.largest_delta,
-            "may_leave_the_silo": may_leave,
+            "may_leave_the_silo": bound is not None,
         }
 
-    released = entry(synthetic.claim, synthetic.claim_reason, max(synthetic.epsilons), may_leave=True)
-    personal = entry(claim, reason, facts.most_spent, may_leave=synthetic.is_adapted_privately)
-    return {"objects": {"synthetic data": released, "shared model": released, "personal models": personal}}
+    return {
+        "objects": {
+            "synthetic data": entry(synthetic.claim, synthetic.claim_reason, max(synthetic.epsilons)),
+            "shared model": entry(
+                synthetic.shared_claim, synthetic.shared_claim_reason, max(synthetic.shared_epsilons)
+            ),
+            "personal models": entry(claim, reason, facts.most_spent),
+        }
+    }
 
 
 def export_text(claim: str, row_influence: RowInfluence | None, *, are_users: bool) -> str:

@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from scipy import stats
-
 from tff_pdp.reproduce.budget import Budget, from_entry, in_order
 from tff_pdp.reproduce.methods import METHODS
 from tff_pdp.settings import Name, Settings
@@ -102,5 +100,8 @@ def confidence_margin(values: Sequence[float]) -> float | None:
     """
     if len(values) < 2:
         return None
+    # Takes a third of a second to import, which `--help` must not take.
+    from scipy import stats
+
     quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
     return quantile * statistics.stdev(values) / math.sqrt(len(values))

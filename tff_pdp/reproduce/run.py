@@ -15,7 +15,7 @@ from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import Engine
 from tff_pdp.errors import BudgetError
-from tff_pdp.experiment.before_training import release_before_training
+from tff_pdp.experiment.before_training import plan_releases, release_before_training
 from tff_pdp.experiment.build import Computations, build_method, experiment_engine, keep_computations, open_clients
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.examples import Examples
@@ -206,4 +206,5 @@ def _release_once(config: ExperimentConfig) -> None:
     """Makes silos' synthetic data, unless they are there; other workers that need these data wait."""
     if config.privacy.synthetic is not None:
         with only_writer(Path(config.output), waits=True):
-            release_before_training(config, open_clients(config))
+            clients = open_clients(config)
+            release_before_training(config, clients, plan_releases(config, clients))

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dp_accounting import ComposedDpEvent
+
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.accountants import EpsilonBounds, epsilon_bounds
@@ -104,20 +106,42 @@ def _synthetic_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> Sy
     claim, reason = section.generator.claim
     if any(state.run_key.is_test_only for _, state in trained):
         claim, reason = "none", FIXED_SEED
-    epsilons = []
-    for silo in method.clients.client_ids:
-        events = [event for event, purpose in method.plan.fixed_events[silo] if purpose == SYNTHETIC]
-        delta = method.plan.budgets[silo].delta
-        epsilons.append(epsilon_bounds(events[0], delta).best if claim in GUARANTEES else math.inf)
+    shared = _claim_of_shared(config, claim, reason)
+
+    def costs(claim: str, *, of_data_alone: bool) -> tuple[float, ...]:
+        if claim not in GUARANTEES:
+            return (math.inf,) * len(method.clients.client_ids)
+        found = []
+        for silo in method.clients.client_ids:
+            events = [one for one, why in method.plan.fixed_events[silo] if why == SYNTHETIC or not of_data_alone]
+            found.append(epsilon_bounds(ComposedDpEvent(events), method.plan.budgets[silo].delta).best)
+        return tuple(found)
+
     return SyntheticFacts(
         generator=str(config.to_dict()["privacy"]["synthetic"]["generator"]["kind"]),
         examples=section.generator.examples,
         rounds=section.rounds,
         is_adapted_privately=section.is_adapted_privately,
-        epsilons=tuple(epsilons),
+        epsilons=costs(claim, of_data_alone=True),
         claim=claim,
         claim_reason=reason,
+        shared_epsilons=costs(shared[0], of_data_alone=False),
+        shared_claim=shared[0],
+        shared_claim_reason=shared[1],
     )
+
+
+def _claim_of_shared(config: ExperimentConfig, claim: str, reason: str) -> tuple[str, str]:
+    """Returns the claim for a shared model, from the claim for the synthetic data that the model is made of."""
+    privacy = config.privacy
+    if claim not in GUARANTEES:
+        return claim, reason
+    if privacy.feature_scaling.why_not_private:
+        return "none", privacy.feature_scaling.why_not_private
+    if config.training.weighting == "num_examples" and privacy.num_examples.epsilon is None:
+        counts = "silos' numbers of training examples, by which silos have weights, are treated as public"
+        return "formal-conditional", "; ".join([counts] + [reason] * (claim == "formal-conditional"))
+    return claim, reason
 
 
 def _method_facts(config: ExperimentConfig, method: Method, state: Checkpoint) -> MethodFacts:

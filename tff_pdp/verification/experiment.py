@@ -10,6 +10,7 @@ from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SUCCESS_FILE
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
+from tff_pdp.experiment.synthetic_data import DATA_FILE, KEY_FILE, check_data
 from tff_pdp.training.record.charges import run_id_of
 from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
 from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
@@ -130,6 +131,11 @@ def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
     path = output / RELEASES_FILE
     if path.exists() or any(_releases_statistics(config_of(folder)) for folder in runs):
         yield checked(path, lambda: _statistics(path))
+    # A damaged file of releases has been reported.
+    with contextlib.suppress(DataError):
+        sha256 = read_releases(path).get("synthetic_sha256") if path.exists() else None
+        if sha256 is not None:
+            yield checked(output / DATA_FILE, lambda: _synthetic_data(output, sha256))
     clients = output / CLIENTS
     if clients.exists():
         yield checked(clients, lambda: _dataset(clients))
@@ -138,10 +144,10 @@ def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
 
 
 def _releases_statistics(config: Mapping[str, Any]) -> bool:
-    """Checks if silos of a run have released statistics before training, which are charged once."""
+    """Checks if silos of a run have released statistics or synthetic data before training, which are charged once."""
     privacy = config.get("privacy", {})
     kinds = [(privacy.get(name) or {}).get("kind") for name in ("num_examples", "feature_scaling")]
-    return "noised" in kinds or "dp_moments" in kinds
+    return "noised" in kinds or "dp_moments" in kinds or privacy.get("synthetic") is not None
 
 
 def _statistics(path: Path) -> tuple[Status, str]:
@@ -150,6 +156,11 @@ def _statistics(path: Path) -> tuple[Status, str]:
     if f'"format_version": {FORMAT_VERSION}'.encode() not in path.read_bytes():
         return Status.OLD, f"{text}, without a digest"
     return Status.OK, f"{text}; the digest agrees"
+
+
+def _synthetic_data(output: Path, sha256: str) -> str:
+    check_data(output, sha256)
+    return f"silos' synthetic data, with the SHA-256 that {RELEASES_FILE} states"
 
 
 def _dataset(clients: Path) -> tuple[Status, str]:
@@ -164,3 +175,7 @@ def _leftovers(output: Path) -> Iterator[Finding]:
     """Lists what killed commands left of replaced runs: the runs are on record, but keys and states are still there."""
     for path in sorted(output.glob(".*.removed")):
         yield Finding(path, Status.STOPPED, "left of a replaced run, with its key; the next `tff-pdp train` removes it")
+    path = output / KEY_FILE
+    if path.exists():
+        text = "the key of a release before training that was stopped; the next command that trains removes it"
+        yield Finding(path, Status.STOPPED, text)

@@ -2,11 +2,17 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.training.record.whole_runs import SYNTHETIC, config_of
+from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.before_training import RELEASES_FILE
+from tff_pdp.experiment.prepare import prepare_clients
+from tff_pdp.experiment.synthetic_data import DATA_FILE, KEY_FILE
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.charges import run_id_of
 from tff_pdp.training.record.releases import all_releases
@@ -153,6 +159,53 @@ def test_with_noised_numbers_of_examples_budgets_are_what_verifies(experiment):
     found, findings = statuses(config.output)
     assert found == {Status.OK}, findings
     assert any("only budgets hold" in one.text for one in findings), [one.text for one in findings]
+
+
+@pytest.fixture(scope="module")
+def with_synthetic_data(tmp_path_factory):
+    """The folder of a run with two rounds on synthetic data, and one on records."""
+    config = config_of(tmp_path_factory.mktemp("synthetic"), SYNTHETIC, "fed_avg", **{"training.rounds": 3})
+    prepare_clients(config)
+    train(config, "fed_avg", progress=False)
+    return Path(config.output)
+
+
+def flip_a_bit(path):
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "text"),
+    [
+        (DATA_FILE, flip_a_bit, "is damaged, or of another release"),
+        (DATA_FILE, Path.unlink, "is missing: restore the silos' synthetic data"),
+        (RELEASES_FILE, flip_a_bit, RELEASES_FILE),
+        (RELEASES_FILE, Path.unlink, RELEASES_FILE),
+    ],
+)
+def test_synthetic_data_verify_unless_damaged_or_missing(with_synthetic_data, tmp_path, capsys, name, change, text):
+    output = tmp_path / "run"
+    shutil.copytree(with_synthetic_data, output)
+    found, findings = statuses(output)
+    assert found == {Status.OK}, findings
+    assert [one.path.name for one in findings].count(DATA_FILE) == 1
+    change(output / name)
+    problems = [one for one in statuses(output)[1] if one.status is Status.PROBLEM]
+    # Checkpoints know the file of releases, too.
+    assert {one.path.name for one in problems if name not in one.text} == set()
+    (own,) = [one for one in problems if one.path.name == name]
+    assert text in own.text
+    assert main(["verify", str(output)]) == 1
+    assert f"problem  {output / name}: " in capsys.readouterr().out
+
+
+def test_the_key_of_a_stopped_release_is_told(with_synthetic_data, tmp_path):
+    output = tmp_path / "run"
+    shutil.copytree(with_synthetic_data, output)
+    (output / KEY_FILE).write_text("{}")
+    (stopped,) = [one for one in statuses(output)[1] if one.status is not Status.OK]
+    assert (stopped.path.name, stopped.status) == (KEY_FILE, Status.STOPPED)
 
 
 def test_a_delta_below_what_all_runs_hold_at_is_found(experiment):

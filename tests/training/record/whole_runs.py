@@ -74,6 +74,12 @@ STATISTICS = {
     "num_examples": {"kind": "noised", "epsilon": 0.2},
     "feature_scaling": {"kind": "dp_moments", "lower": -1.0, "upper": 1.0, "noise_multiplier": 20.0},
 }
+# Synthetic data of so few records need a large budget; with less, no class may have a count above the noise.
+SYNTHETIC = {
+    **SILOS,
+    "budgets": {"kind": "one_for_all", "epsilon": 40.0, "delta": 1e-3},
+    "synthetic": {"generator": {"kind": "dp_gaussian", "examples": 40, "low": -1.0, "high": 1.0}, "rounds": 2},
+}
 SEARCHED = {
     "algorithm": "mr_mtl",
     "values": {"prox_weight": [0.1, 10]},
@@ -183,6 +189,14 @@ def make_tuned(folder: Path) -> WholeRun:
     return WholeRun("tuned", config, "mr_mtl")
 
 
+def make_synthetic(folder: Path) -> WholeRun:
+    """Silos that released synthetic data, and trained on the data first."""
+    config = config_of(folder, SYNTHETIC, "fed_avg")
+    prepare_clients(config)
+    train(config, "fed_avg", progress=False)
+    return WholeRun("synthetic", config, "fed_avg")
+
+
 def make_stopped(folder: Path) -> WholeRun:
     """A search that was stopped after the second run of each silo."""
     config = config_of(folder, SILOS, "mr_mtl", **{"tuning.search": SEARCHED})
@@ -203,7 +217,14 @@ def _stopping_after(runs: int) -> Callable[..., list[float]]:
     return noisy_scores
 
 
-MAKERS = {"silos": make_silos, "users": make_users, "people": make_people, "tuned": make_tuned, "stopped": make_stopped}
+MAKERS = {
+    "silos": make_silos,
+    "users": make_users,
+    "people": make_people,
+    "tuned": make_tuned,
+    "synthetic": make_synthetic,
+    "stopped": make_stopped,
+}
 
 
 def read_run(run: WholeRun) -> Any:
@@ -354,6 +375,7 @@ KINDS: Mapping[str, tuple[Reader, ...]] = {
     r"earlier_releases\.(jsonl|head)": (read_releases, read_run),
     rf"{REGISTRY}/(registry\.(jsonl|head)|records\.key|records/.*)": (read_all_runs,),
     r"silo_releases\.json": (read_plan, read_run),
+    r"synthetic_data\.npz": (read_plan, read_run),
     r"client_id\.key": (read_key, read_documents),
     r"[^/]*/charges\.(jsonl|head)": (read_run, read_releases),
     r"[^/]*/(config\.json|metrics\.jsonl|client_parallelism\.json)": (read_run, read_beside),

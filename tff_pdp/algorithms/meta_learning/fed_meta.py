@@ -3,8 +3,9 @@ MAML of second order, and Reptile.
 
 The shared weights theta are trained to be a good start. From theta, a client's own local steps lead to theta_m, the
 client's model. A client releases an update of theta (`meta_gradient`), and the server's optimizer takes a step by the
-mean of the updates. In first-order FedMeta the update is the negative gradient at theta_m, on other batches than those
-of the steps. Second order needs the derivative of the steps, so their gradients must have neither clip nor noise.
+mean of the updates. In first-order FedMeta the update is the negative gradient at theta_m, on the batches that follow
+those of the steps: other batches, if steps and query together are at most one epoch. Second order needs the derivative
+of the steps, so their gradients must have neither clip nor noise.
 """
 
 from tff_pdp.algorithms.base import Algorithm, ClientResult

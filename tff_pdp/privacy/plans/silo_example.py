@@ -25,6 +25,7 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent, hasha
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
+from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan
@@ -284,9 +285,20 @@ class SiloExample(SiloSettings):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.synthetic is not None and self.noise_calibration == "paper_asymptotic":
+        if self.synthetic is None:
+            return
+        if self.noise_calibration == "paper_asymptotic":
             raise ValueError(
                 "noise_calibration paper_asymptotic knows DP-SGD alone: use tightest, or leave out synthetic"
+            )
+        if self.synthetic.is_adapted_privately:
+            return
+        if self.noise_multiplier is not None:
+            raise ValueError("noise_multiplier is for DP-SGD: leave it out, as synthetic.adaptation is non_private")
+        if self.num_examples.epsilon is not None or isinstance(self.feature_scaling, DpMoments):
+            raise ValueError(
+                "with synthetic.adaptation non_private, synthetic data have the whole budget, so nothing is left for "
+                "noised num_examples or feature_scaling dp_moments: use public values"
             )
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:

@@ -110,7 +110,10 @@ class Generator(Settings, tag_field="kind"):
         )
 
     def check(self, x: np.ndarray, y: np.ndarray) -> None:
-        """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`."""
+        """Checks shapes and labels, as `fit` does before it releases anything; arguments and errors as in `fit`.
+
+        A refusal is not private: it may depend on labels that are out of range, and on the number of records.
+        """
         raise NotImplementedError
 
     def fit(

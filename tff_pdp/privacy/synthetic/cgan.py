@@ -19,8 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER, next_float32, poisson_gaussian_event
-from tff_pdp.privacy.accounting.events import require
+from tff_pdp.privacy.accounting.accountants import next_float32, poisson_gaussian_event
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.facts import Claim, condition_of_examples
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
@@ -139,30 +138,29 @@ def dp_cgan(
 
     Args, Raises: as in `Generator.fit`.
     """
-    require(
-        0 < noise_multiplier <= LARGEST_NOISE_MULTIPLIER,
-        "noise_multiplier",
-        noise_multiplier,
-        f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
-    )
+    import tensorflow as tf
+
+    settings.check_noise(noise_multiplier)
     settings.check(x, y)
-    rows = to_unit(x, settings)
-    counts = noised_counts(y, settings.num_classes, settings.count_noise * noise_multiplier, draws)
-    maker = ExampleNetwork(
-        rows.shape[1],
-        settings.num_classes,
-        settings.latents,
-        settings.generator_units,
-        settings.generator_rate,
-        draws,
-    )
-    discriminator = _Discriminator(rows, y, settings, noise_multiplier, draws)
-    for _ in range(settings.steps):
-        labels = draw_labels(counts, settings.fakes_per_step * (settings.discriminator_steps + 1), draws)
-        inputs, own = maker.inputs(labels), settings.fakes_per_step
-        discriminator.learn(maker, inputs[own:], labels[own:])
-        discriminator.teach(maker, inputs[:own], labels[:own])
-    return maker.synthetic(counts, x.shape[1:], settings)
+    # Sums that a GPU rounds in any order would not be the same in a repetition with the same noise.
+    with tf.device("/CPU:0"):
+        rows = to_unit(x, settings)
+        counts = noised_counts(y, settings.num_classes, settings.count_noise * noise_multiplier, draws)
+        maker = ExampleNetwork(
+            rows.shape[1],
+            settings.num_classes,
+            settings.latents,
+            settings.generator_units,
+            settings.generator_rate,
+            draws,
+        )
+        discriminator = _Discriminator(rows, y, settings, noise_multiplier, draws)
+        for _ in range(settings.steps):
+            labels = draw_labels(counts, settings.fakes_per_step * (settings.discriminator_steps + 1), draws)
+            inputs, own = maker.inputs(labels), settings.fakes_per_step
+            discriminator.learn(maker, inputs[own:], labels[own:])
+            discriminator.teach(maker, inputs[:own], labels[:own])
+        return maker.synthetic(counts, x.shape[1:], settings)
 
 
 class _Discriminator:

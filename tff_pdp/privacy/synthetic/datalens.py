@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.accountants import LARGEST_NOISE_MULTIPLIER, exact_gaussian_epsilon
+from tff_pdp.privacy.accounting.accountants import exact_gaussian_epsilon
 from tff_pdp.privacy.accounting.events import require
 from tff_pdp.privacy.facts import Claim
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
@@ -144,12 +144,7 @@ class DataLens(Generator, tag="datalens"):
         Raises:
           ConfigError: the standard deviation is larger than the number of teachers.
         """
-        require(
-            0 < noise_multiplier <= LARGEST_NOISE_MULTIPLIER,
-            "noise_multiplier",
-            noise_multiplier,
-            f"in (0, {LARGEST_NOISE_MULTIPLIER:g}]",
-        )
+        super().check_noise(noise_multiplier)
         sigma = self.sigma(noise_multiplier)
         if sigma > self.teachers and not self.force:
             raise ConfigError(

@@ -15,6 +15,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.facts import GUARANTEES
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.synthetic.base import Generator, SyntheticExamples
+from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC
 from tff_pdp.settings import to_plain
 
 FORMAT_VERSION = 1
@@ -51,7 +52,7 @@ class PlannedRelease(NamedTuple):
         """Returns a ledger of the silo that holds the release; without a guarantee, the silo has an infinite budget."""
         budget = SiloBudget(math.inf, self.budget.delta) if self.generator.why_not_private else self.budget
         ledger = Ledger("silo_example", Adjacency.ADD_OR_REMOVE_ONE, {silo: budget})
-        ledger.append(silo, self.event, 1, "synthetic data")
+        ledger.append(silo, self.event, 1, SYNTHETIC)
         return ledger
 
     def make(self, x: np.ndarray, y: np.ndarray, *, ids: Sequence[str] | None = None) -> SyntheticExamples:

@@ -43,7 +43,7 @@ class SyntheticData(Settings):
 
     @property
     def is_adapted_privately(self) -> bool:
-        """Whether silos adapt their models by DP-SGD."""
+        """True if silos adapt their models by DP-SGD."""
         return self.adaptation == "dp_sgd"
 
     def for_classes(self, num_classes: int) -> Generator:

@@ -166,7 +166,8 @@ class Teachers:
             chosen = np.argpartition(np.abs(own), -num_votes, axis=1)[:, -num_votes:]
             values = np.take_along_axis(own, chosen, axis=1)
             if max_grad is None:
-                signs = np.sign(values)
+                # A network that has diverged votes for nothing.
+                signs = np.nan_to_num(np.sign(values))
             else:
                 bound = np.maximum(np.minimum(np.abs(values).max(axis=1, keepdims=True), max_grad), 1e-30)
                 # The chance of +1 has 16 bits.
