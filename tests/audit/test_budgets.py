@@ -181,7 +181,9 @@ def test_what_cannot_be_read_is_refused(build, trained):
 def test_methods_and_plans_without_budgets_to_read():
     ifca, _ = build_algorithm("ifca", {}, num_clients=3, rounds=2)
     with pytest.raises(ConfigError, match="private selection of a cluster"):
-        check_readable(SimpleNamespace(algorithm=ifca))
+        check_readable(SimpleNamespace(algorithm=ifca, first_phase=None))
+    with pytest.raises(ConfigError, match="made of synthetic data"):
+        check_readable(SimpleNamespace(algorithm=ifca, first_phase="rounds on synthetic data"))
     plan = SimpleNamespace(samples_clients=False, budgets={"a": 1.0}, sampler="poisson", search=None)
     audits.check_plan(plan)
     for change, reason in (
