@@ -104,7 +104,7 @@ def on_engines(tmp_path_factory):
 
 
 def test_weights_by_softmax_of_budgets_decide_the_shared_model(trained, on_engines):
-    """Of the same synthetic data and with the same seed, another weighting makes another shared model."""
+    """Another weighting makes another shared model, from the same synthetic data and with the same seed."""
     method, by_budget = trained("pppfl")
     shared = method.algorithm.global_model
     found, expected = (shared(state.server_state["algorithm"]) for state in (by_budget, on_engines["loop"]))

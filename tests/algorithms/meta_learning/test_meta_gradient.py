@@ -52,7 +52,7 @@ def update_of(order, start, **options):
 
 
 def loss_and_gradient(current, batch):
-    """Of the network with one hidden layer, in NumPy."""
+    """Computes loss and gradient of the network with one hidden layer, in NumPy."""
     x, y = X[batch].astype(np.float64), Y[batch]
     kernel, bias, last_kernel, last_bias = current.values()
     before = x @ kernel + bias

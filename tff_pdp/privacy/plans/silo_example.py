@@ -374,32 +374,51 @@ class SiloExample(SiloSettings):
     def _adapted_without_noise(self, training: PlannedTraining) -> SiloExamplePlan:
         """Builds a plan that protects synthetic data alone: models are adapted without clip and noise."""
         budgets = self.budgets_of(sorted(training.num_examples))
-        mechanisms = {}
         for client_id, size in training.num_examples.items():
             check_delta(client_id, budgets[client_id], size)
-            rate = silo_sampling_rate(self.batch_size, size)
-            mechanisms[client_id] = silo_mechanism(math.inf, 0.0, rate, size)
-        return SiloExamplePlan(
-            unit="silo_example",
-            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
-            claim="none",
-            claim_reason=ADAPTED_WITHOUT_NOISE,
-            mechanisms=mechanisms,
+        return plan_without_noise(
+            self,
+            training,
+            ADAPTED_WITHOUT_NOISE,
             budgets=budgets,
-            num_examples=dict(training.num_examples),
-            gradients_per_round=dict(training.gradients_per_round),
-            rounds=training.rounds,
-            last_rounds=dict.fromkeys(training.num_examples, training.rounds),
             free_rounds=training.rounds,
             fixed_events=training.fixed_events,
-            generator=self.generator,
-            sampler=self.sampler,
             num_examples_are_noised=training.num_examples_are_noised,
         )
 
     def selection_epsilon(self, budget: SiloBudget) -> float:
         """Returns epsilon of one private selection, rounded to a float32."""
         return float(np.float32(self.selection_share * budget.epsilon))
+
+
+def plan_without_noise(
+    settings: SiloSettings, training: PlannedTraining, claim_reason: str, **fields: Any
+) -> SiloExamplePlan:
+    """Builds a plan for gradients without clip and noise, of which nothing is claimed.
+
+    Args:
+      settings: batch size, sampler and generator.
+      training: the silos, and their rounds.
+      claim_reason: reason why nothing is claimed.
+      **fields: further fields of the plan, `budgets` among them.
+    """
+    mechanisms = {}
+    for client_id, size in training.num_examples.items():
+        mechanisms[client_id] = silo_mechanism(math.inf, 0.0, silo_sampling_rate(settings.batch_size, size), size)
+    return SiloExamplePlan(
+        unit="silo_example",
+        adjacency=Adjacency.ADD_OR_REMOVE_ONE,
+        claim="none",
+        claim_reason=claim_reason,
+        mechanisms=mechanisms,
+        num_examples=dict(training.num_examples),
+        gradients_per_round=dict(training.gradients_per_round),
+        rounds=training.rounds,
+        last_rounds=dict.fromkeys(training.num_examples, training.rounds),
+        generator=settings.generator,
+        sampler=settings.sampler,
+        **fields,
+    )
 
 
 def _claim(settings: SiloExample, training: PlannedTraining) -> tuple[Claim, str]:

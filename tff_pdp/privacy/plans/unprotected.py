@@ -8,13 +8,11 @@ from msgspec.structs import replace
 
 from tff_pdp.data.manifest import RowInfluence
 from tff_pdp.errors import ConfigError
-from tff_pdp.privacy.accounting.accountants import Adjacency
 from tff_pdp.privacy.accounting.budgets import OneForAll
 from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.user_noise import AdaptiveClip, FixedClip, UserNoise
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
-from tff_pdp.privacy.plans.silo_example import SiloExamplePlan, SiloSettings
-from tff_pdp.privacy.plans.silo_noise import silo_mechanism, silo_sampling_rate
+from tff_pdp.privacy.plans.silo_example import SiloSettings, plan_without_noise
 from tff_pdp.privacy.plans.user import check_for_users, user_plan_without_noise
 from tff_pdp.settings import Count, Positive
 
@@ -72,23 +70,12 @@ class Unprotected(SiloSettings):
             plan = user_plan_without_noise(self, training)
             # There is no norm to adapt where nothing is clipped.
             return dataclasses.replace(plan, noise=FixedClip()) if isinstance(plan.noise, AdaptiveClip) else plan
-        mechanisms = {}
-        for client_id, size in training.num_examples.items():
-            mechanisms[client_id] = silo_mechanism(math.inf, 0.0, silo_sampling_rate(self.batch_size, size), size)
-        return SiloExamplePlan(
-            unit="silo_example",
-            adjacency=Adjacency.ADD_OR_REMOVE_ONE,
-            claim="none",
-            claim_reason="privacy is switched off: no clipping, no noise",
-            mechanisms=mechanisms,
+        return plan_without_noise(
+            self,
+            training,
+            "privacy is switched off: no clipping, no noise",
             budgets={},
-            num_examples=dict(training.num_examples),
-            gradients_per_round=dict(training.gradients_per_round),
-            rounds=training.rounds,
-            last_rounds=dict.fromkeys(training.num_examples, training.rounds),
             selection_rounds=training.selection_rounds,
-            generator=self.generator,
-            sampler=self.sampler,
             search=training.search,
         )
 
