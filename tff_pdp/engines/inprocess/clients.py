@@ -1,4 +1,4 @@
-"""Divides a step over all clients into calls on lanes, and collects the results.
+"""Computes a step on parts of the clients, in calls on lanes, and collects the results.
 
 Lanes are threads that compute clients side by side. One client's operations wait for each other and seldom keep more
 than one core busy, so several clients run at once. Stacks of clients have large operations and one lane: measurements
@@ -10,29 +10,30 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp.engines import structures
-from tff_pdp.engines.client_values import ClientGroup, ClientValues, same_shapes
+from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.inprocess.graphs import Leaves
+from tff_pdp.engines.inprocess.parts import NUM_PARTS, Chunk, Mode
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.engines.inprocess.steps import Step
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
-# Each lane has its own sums. The number of lanes decides how sums round, so the number is the same on all machines.
-NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions on one device: on a GPU one at a time, on a CPU as many at once as cores, at most `NUM_LANES`."""
+    """Runs functions on one device: on a GPU one at a time, on a CPU as many at once as cores, at most `NUM_PARTS`."""
 
-    def __init__(self, device: str):
+    def __init__(self, device: str, cores: int | None = None):
+        """Sets the device, and the number of cores to use; by default all cores that this process may use."""
         self._device = device
-        self._num_threads = min(len(os.sched_getaffinity(0)), NUM_LANES) if device.startswith("/CPU") else 1
+        available = len(os.sched_getaffinity(0))
+        self._num_threads = min(cores or available, available, NUM_PARTS) if device.startswith("/CPU") else 1
         self._threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def run(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
@@ -57,51 +58,26 @@ class Lanes:
             return function()
 
 
-# How clients are computed: one by one, or as stacks.
-Mode = Literal["loop", "vectorized"]
-
-
-def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[np.ndarray]]:
-    """Decides which clients are computed together, and arranges all values in these groups.
+def arrange(own: Mapping[str, ClientValues], parts: Sequence[Sequence[Chunk]], mode: Mode) -> None:
+    """Arranges all values in the groups that the calls of `parts` compute.
 
     Args:
       own: clients' values by name, which no other thread may arrange meanwhile.
+      parts: all parts of the clients, as `parts.divide` returns them.
       mode: way in which clients are computed: one by one, or as stacks.
-      clients_per_call: largest number of clients that are computed at a time.
-
-    Returns:
-      One list of calls for each lane, or an empty list without clients. A call is an array of client indices, int64
-      `[clients]`.
 
     Raises:
       CannotStack: the mode stacks clients, and a value contains a data set.
     """
-    if not own:
-        return []
-    if mode == "loop":
-        for values in own.values():
-            values.separate()
-        chunks = [np.array([index]) for index in range(len(next(iter(own.values()))))]
-        most_lanes = min(NUM_LANES, clients_per_call)
-    else:
-        chunks, most_lanes = _stack_by_shapes(own, clients_per_call), 1
-    # Each chunk has a fixed lane, so the order of all sums is fixed: a repeated round has the same bits.
-    num_lanes = min(most_lanes, len(chunks))
-    return [chunks[lane::num_lanes] for lane in range(num_lanes)]
-
-
-def _stack_by_shapes(own: Mapping[str, ClientValues], clients_per_call: int) -> list[np.ndarray]:
-    """Stacks clients of equal shapes; returns the indices of each stack."""
-    if any(spec.dtype == tf.variant for values in own.values() for spec in structures.leaf_specs(values.member_type)):
+    if mode == "vectorized" and any(
+        spec.dtype == tf.variant for values in own.values() for spec in structures.leaf_specs(values.member_type)
+    ):
         raise CannotStack("data sets cannot be stacked")
-    chunks = [
-        np.array(group[begin : begin + clients_per_call])
-        for group in same_shapes(own.values())
-        for begin in range(0, len(group), clients_per_call)
-    ]
     for values in own.values():
-        values.arrange(chunks)
-    return chunks
+        if mode == "loop":
+            values.separate()
+        else:
+            values.arrange([chunk for part in parts for chunk in part])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.engines.base import resolve_device
-from tff_pdp.engines.inprocess.clients import Lanes, Mode
+from tff_pdp.engines.inprocess.clients import Lanes
 from tff_pdp.engines.inprocess.execution import LoadedProgram
+from tff_pdp.engines.inprocess.parts import Mode
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.errors import EngineError
 from tff_pdp.settings import ClientParallelism

@@ -2,26 +2,62 @@
 
 import functools
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.engines import structures
-from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.engines.inprocess.clients import ClientWork, Lanes, Mode, arrange
+from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.inprocess.clients import ClientWork, Lanes, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
+from tff_pdp.engines.inprocess.parts import Chunk, Mode, divide, merged_nodes, total
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
 from tff_pdp.engines.inprocess.stacked import CannotStack
-from tff_pdp.engines.inprocess.steps import Step, Wiring, build_client_step, build_merge_step, build_server_step
+from tff_pdp.engines.inprocess.steps import (
+    ClientNames,
+    Step,
+    Wiring,
+    build_client_step,
+    build_merge_step,
+    build_server_step,
+    client_names,
+)
 
 _logger = logging.getLogger(__name__)
 # Number of clients in a timed trial: enough to compare both modes, and cheap compared with a large first round.
 _TRIAL_CLIENTS = 32
+_Result = TypeVar("_Result")
+
+
+class Crew(Protocol):
+    """Computes the clients of one call of a computation: in this process, or at workers.
+
+    Attributes:
+      num_clients: number of clients.
+      values: clients' values by name, those of all levels so far.
+    """
+
+    num_clients: int
+    values: dict[str, ClientValues]
+
+    def run_level(self, number: int, shared: Leaves, sums: Leaves) -> Leaves:
+        """Computes all clients in a level, and keeps their new values in `values`.
+
+        Args:
+          number: number of the level.
+          shared: leaves of the values that the server sends to all clients.
+          sums: sums before any client is added.
+
+        Returns:
+          The sums over all clients.
+        """
+        ...
 
 
 class LoadedProgram:
@@ -44,7 +80,10 @@ class LoadedProgram:
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
         self._client_steps: dict[tuple[int, Mode], Step] = {}
+        self._client_names: dict[int, ClientNames] = {}
         self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
+        # Parts that run side by side need the same step.
+        self._tracing = threading.Lock()
         self._lanes = lanes
         self._needed_by_result = self._wiring.uses([self.program.result])
         self._give_out = structures.build_container(_without_placements(self.program.result_type))
@@ -93,19 +132,18 @@ class LoadedProgram:
           mode: way in which clients are computed: one by one, or as stacks.
           clients_per_call: largest number of clients that are computed at a time.
         """
-        # Other calls may use the caller's objects meanwhile, and arrange them in another way.
-        server, clients = dict(shared), {name: values.copy() for name, values in own.items()}
-        num_clients = len(next(iter(own.values()))) if own else 0
-        lanes = arrange(clients, mode, clients_per_call)
-        for name, values in own.items():  # The next call finds the values arranged.
-            values.keep_like(clients[name])
+        return self.run_with(shared, _ClientsHere(self, own, mode, clients_per_call))
+
+    def run_with(self, shared: Mapping[str, Leaves], crew: "Crew") -> Any:
+        """Runs the whole computation; `crew` computes the clients, `shared` has the server's leaves by argument name."""
+        server = dict(shared)
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
-            sums = self._run_server(number, server, sums, num_clients)
+            sums = self._run_server(number, server, sums, crew.num_clients)
             if level.clients or level.aggregations:
-                results, sums = self._run_clients(number, server, clients, sums, mode, lanes)
-                clients.update(results)
-        return self._result(server, clients)
+                sent = [leaf for name in self.client_names(number).shared for leaf in server[name]]
+                sums = crew.run_level(number, sent, sums)
+        return self._result(server, crew.values)
 
     def compare(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
@@ -148,33 +186,59 @@ class LoadedProgram:
             server[name] = [next(outputs) for _ in structures.leaf_types(self._wiring.types[name])]
         return list(outputs)
 
-    def _run_clients(
+    def client_names(self, number: int) -> ClientNames:
+        """Returns the names of the values that the clients' part of a level takes and returns."""
+        if number not in self._client_names:
+            self._client_names[number] = client_names(self._wiring, number, self._needed_after_clients(number))
+        return self._client_names[number]
+
+    def type_of(self, name: str) -> Any:
+        """Returns the type of a value, without placement, by the value's name."""
+        return self._wiring.types[name]
+
+    def run_part(
         self,
         number: int,
-        server: Mapping[str, Leaves],
-        clients: Mapping[str, ClientValues],
-        sums: Leaves,
         mode: Mode,
-        lanes: list[list[np.ndarray]],
-    ) -> tuple[dict[str, ClientValues], Leaves]:
-        if not lanes:
-            needed = self._needed_after_clients(number)
-            names = [statement.name for statement in self.program.levels[number].clients if statement.name in needed]
-            return {name: ClientValues(self._wiring.types[name], []) for name in names}, sums
-        step = self._client_step(number, mode)
-        shared = [leaf for name in step.inputs for leaf in server[name]]
-        work = ClientWork(step, mode, self._wiring.types, shared, clients)
-        outcomes = self._lanes.run([functools.partial(work.run, chunks, sums) for chunks in lanes])
-        merged = functools.reduce(functools.partial(self._merge, number), (of_lane for _, of_lane in outcomes))
-        groups = {name: [group for of_lane, _ in outcomes for group in of_lane[name]] for name in step.outputs}
-        return {name: ClientValues(self._wiring.types[name], groups[name]) for name in step.outputs}, merged
+        shared: Leaves,
+        clients: Mapping[str, ClientValues],
+        part: Sequence[Chunk],
+        sums: Leaves,
+    ) -> tuple[dict[str, list[ClientGroup]], Leaves]:
+        """Computes one part of the clients in a level.
 
-    def _merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
+        Args:
+          number: number of the level.
+          mode: way in which clients are computed: one by one, or as stacks.
+          shared: leaves of the values that the server sends to all clients.
+          clients: clients' values by name, arranged for the mode.
+          part: calls of the part.
+          sums: sums before any client is added.
+
+        Returns:
+          The clients' new values by name, and the part's sums.
+
+        Raises:
+          CannotStack: the mode stacks clients, and the computation cannot be stacked.
+          tf.errors.OpError: the computation itself fails.
+        """
+        return ClientWork(self._client_step(number, mode), mode, self._wiring.types, shared, clients).run(part, sums)
+
+    def merge(self, number: int, first: Leaves, second: Leaves) -> Leaves:
+        """Merges a level's sums over two sets of clients."""
         if number not in self._merge_steps:
             self._merge_steps[number] = build_merge_step(self._wiring, number)
         return self._merge_steps[number]([*first, *second])
 
+    def run_side_by_side(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
+        """Runs functions on the lanes of the program's engine; returns their results in order."""
+        return self._lanes.run(functions)
+
     def _client_step(self, number: int, mode: Mode) -> Step:
+        with self._tracing:
+            return self._traced_client_step(number, mode)
+
+    def _traced_client_step(self, number: int, mode: Mode) -> Step:
         if (number, mode) not in self._client_steps:
             needed = self._needed_after_clients(number)
             try:
@@ -235,3 +299,40 @@ def _without_placements(value_type: Any) -> Any:
     if isinstance(value_type, _tff.StructWithPythonType):
         return _tff.StructWithPythonType(members, value_type.python_container)
     return _tff.StructType(members)
+
+
+class _ClientsHere:
+    """Computes the clients of one call in this process."""
+
+    def __init__(self, program: LoadedProgram, own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int):
+        self._program, self._mode = program, mode
+        # Other calls may use the caller's objects meanwhile, and arrange them in another way.
+        self.values = {name: values.copy() for name, values in own.items()}
+        self.num_clients = len(next(iter(own.values()))) if own else 0
+        self._parts = divide(self.values, mode, clients_per_call)
+        arrange(self.values, self._parts, mode)
+        for name, values in own.items():  # The next call finds the values arranged.
+            values.keep_like(self.values[name])
+
+    def run_level(self, number: int, shared: Leaves, sums: Leaves) -> Leaves:
+        program = self._program
+        groups: dict[str, list[ClientGroup]] = {name: [] for name in program.client_names(number).outputs}
+
+        def run(part: Sequence[Chunk]) -> Leaves:
+            new, added = program.run_part(number, self._mode, shared, self.values, part, sums)
+            for name, of_part in new.items():
+                groups[name] += of_part
+            return added
+
+        def merge(first: Leaves, second: Leaves) -> Leaves:
+            return program.merge(number, first, second)
+
+        merged = sums
+        if self._parts and self._mode == "loop":
+            added = program.run_side_by_side([functools.partial(run, part) for part in self._parts])
+            merged = total(merged_nodes(enumerate(added), merge), merge)
+        elif self._parts:
+            # Stacks come one after the other, so that only a few sums are kept.
+            merged = total(merged_nodes(enumerate(map(run, self._parts)), merge), merge)
+        self.values.update({name: ClientValues(program.type_of(name), own) for name, own in groups.items()})
+        return merged

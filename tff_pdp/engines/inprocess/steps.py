@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -137,6 +137,32 @@ def build_server_step(wiring: Wiring, number: int, needed_later: Sequence[str]) 
     return Step(inputs, outputs, trace(step, [*input_specs, *sum_specs, tf.TensorSpec([], tf.int32)]))
 
 
+class ClientNames(NamedTuple):
+    """Names of the values that the clients' part of a level takes and returns, in order.
+
+    Attributes:
+      shared: values that the server sends to all clients.
+      own: clients' own values from before.
+      outputs: clients' new values.
+    """
+
+    shared: tuple[str, ...]
+    own: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def client_names(wiring: Wiring, number: int, needed_later: Sequence[str]) -> ClientNames:
+    """Returns the names of the values that the clients' part of a level takes and returns."""
+    level: Level = wiring.program.levels[number]
+    used = wiring.uses([statement.value for statement in (*level.clients, *level.aggregations)])
+    names = {statement.name for statement in (*level.clients, *level.aggregations)}
+    return ClientNames(
+        shared=tuple(name for name in used if name not in names and not wiring.varies[name]),
+        own=tuple(name for name in used if name not in names and wiring.varies[name]),
+        outputs=tuple(statement.name for statement in level.clients if statement.name in needed_later),
+    )
+
+
 def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], *, stacked: bool) -> Step:
     """Traces the clients' part of a level, for one client or for a stack of clients.
 
@@ -144,11 +170,7 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
       Exception: an operation cannot be computed for a stack; TensorFlow has many types of this error.
     """
     level: Level = wiring.program.levels[number]
-    used = wiring.uses([statement.value for statement in (*level.clients, *level.aggregations)])
-    names = {statement.name for statement in (*level.clients, *level.aggregations)}
-    shared = tuple(name for name in used if name not in names and not wiring.varies[name])
-    own = tuple(name for name in used if name not in names and wiring.varies[name])
-    outputs = tuple(statement.name for statement in level.clients if statement.name in needed_later)
+    shared, own, outputs = client_names(wiring, number, needed_later)
     specs = [tf.TensorSpec([], tf.int32)]
     specs += [spec for name in shared for spec in structures.leaf_specs(wiring.types[name])]
     specs += [spec for name in own for spec in structures.leaf_specs(wiring.types[name], stacked=stacked)]

@@ -1,0 +1,107 @@
+"""Divides clients into parts by a public rule, and adds up the parts' sums in a fixed tree.
+
+A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the mode and on the size of
+a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits, whatever
+computes the parts: one core, several cores, or workers on several machines.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from tff_pdp.engines.client_values import ClientValues, same_shapes
+
+# How clients are computed: one by one, or as stacks.
+Mode = Literal["loop", "vectorized"]
+# Clients of a call, in order, int64 `[clients]`; one client in the mode `loop`.
+Chunk = np.ndarray
+# The number of parts decides how sums round, so the number is the same on all machines.
+NUM_PARTS = 8
+_Sum = TypeVar("_Sum")
+
+
+def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[Chunk]]:
+    """Divides the clients of a computation into parts; a part is a list of calls.
+
+    In the mode `loop`, there are at most `NUM_PARTS` parts, and every client is a call. In the mode `vectorized`, every
+    part is a call with a stack of clients of equal shapes.
+
+    Args:
+      own: clients' values by name.
+      mode: way in which clients are computed: one by one, or as stacks.
+      clients_per_call: largest number of clients that are computed at a time.
+    """
+    if not own:
+        return []
+    if mode == "loop":
+        chunks = [np.array([index]) for index in range(len(next(iter(own.values()))))]
+        num_parts = min(NUM_PARTS, clients_per_call, len(chunks))
+        return [chunks[part::num_parts] for part in range(num_parts)]
+    return [
+        [np.array(group[begin : begin + clients_per_call])]
+        for group in same_shapes(own.values())
+        for begin in range(0, len(group), clients_per_call)
+    ]
+
+
+class Node(NamedTuple):
+    """A node of the tree of sums: the parts from `first` to `first + size`, where `size` is a power of two.
+
+    `first` is a multiple of `size`.
+    """
+
+    first: int
+    size: int
+
+
+def merged_nodes(
+    leaves: Iterable[tuple[int, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]
+) -> list[tuple[Node, _Sum]]:
+    """Merges the sums of consecutive parts to the fewest nodes of the tree of sums.
+
+    Args:
+      leaves: sums of consecutive parts, in order, each with the part's number.
+      merge: function that merges two sums; the earlier sum is the first argument.
+
+    >>> merged_nodes(((part, str(part)) for part in range(3, 8)), lambda one, other: f"({one}{other})")
+    [(Node(first=3, size=1), '3'), (Node(first=4, size=4), '((45)(67))')]
+    """
+    return combined_nodes(((Node(part, 1), own) for part, own in leaves), merge)
+
+
+def combined_nodes(
+    nodes: Iterable[tuple[Node, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]
+) -> list[tuple[Node, _Sum]]:
+    """Merges consecutive nodes, in order of their parts, to the fewest nodes of the tree of sums."""
+    found: list[tuple[Node, _Sum]] = []
+    for node, own in nodes:
+        while found and found[-1][0].size == node.size and found[-1][0].first % (2 * node.size) == 0:
+            earlier, earlier_sum = found.pop()
+            own = merge(earlier_sum, own)
+            node = Node(earlier.first, 2 * node.size)
+        found.append((node, own))
+    return found
+
+
+def total(nodes: Iterable[tuple[Node, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]) -> _Sum:
+    """Merges nodes, which contain all parts in order, to the sum over all clients.
+
+    >>> nodes = merged_nodes(((part, str(part)) for part in range(7)), lambda one, other: f"({one}{other})")
+    >>> total(nodes, lambda one, other: f"({one}{other})")
+    '(((01)(23))((45)6))'
+    """
+    *others, (_, merged) = combined_nodes(nodes, merge)
+    for _, earlier in reversed(others):
+        merged = merge(earlier, merged)
+    return merged
+
+
+def ranges(num_parts: int, shares: Sequence[float]) -> list[range]:
+    """Divides parts into consecutive ranges in proportion to shares, one range for each share; ranges may be empty.
+
+    >>> ranges(8, [1, 1, 2])
+    [range(0, 2), range(2, 4), range(4, 8)]
+    """
+    ends = np.round(num_parts * np.cumsum(shares) / np.sum(shares)).astype(int).tolist()
+    return [range(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
