@@ -12,6 +12,7 @@ __all__ = ["ENGINES", "Engine", "build_engine", "running_engine"]
 # Imported on use: an engine brings TensorFlow and TFF with it, which take seconds to import.
 ENGINES = {
     "inprocess": "tff_pdp.engines.inprocess.engine:InProcessEngine",
+    "ray": "tff_pdp.engines.ray_workers.engine:RayEngine",
     "native": "tff_pdp.engines.native:NativeEngine",
 }
 

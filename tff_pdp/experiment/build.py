@@ -20,8 +20,10 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.engines.ray_workers.calls import PoolOptions
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.at_workers import DIRECTORY, MethodHost, at_workers
 from tff_pdp.experiment.before_training import SiloReleases, plan_releases, release_before_training
 from tff_pdp.experiment.config import ExperimentConfig, Training
 from tff_pdp.experiment.examples import padded_sizes
@@ -80,10 +82,18 @@ def build_methods(
     return model, methods
 
 
-def build_method(config: ExperimentConfig, name: str) -> Method:
+def build_method(
+    config: ExperimentConfig, name: str, *, clients: ClientDataset | None = None, releases: SiloReleases | None = None
+) -> Method:
     """Builds one method of an experiment.
 
     Also makes silos' releases before training (`tff_pdp.experiment.before_training`), if none are stored.
+
+    Args:
+      config: the experiment.
+      name: name of the method in the experiment.
+      clients: the client dataset; by default the dataset in the experiment's folder.
+      releases: what silos have released before training; by default the stored releases, or new ones.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -92,7 +102,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     """
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
-    clients, privacy = open_clients(config), config.privacy
+    clients, privacy = clients or open_clients(config), config.privacy
     # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
     model, methods = build_methods(config, len(clients.client_ids))
     algorithm, settings = methods[name]
@@ -143,7 +153,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
 
     # A plan that is refused must not have cost a release.
     early = None if planned.num_examples is None else of_sizes(planned.num_examples)
-    releases = release_before_training(config, clients, planned)
+    releases = releases or release_before_training(config, clients, planned)
     hparams, plan, amounts = early or of_sizes(releases.num_examples)
     is_plain = own.needs_plain_gradients and not privacy.is_private
     estimator = build_minibatch(model, privacy.batch_size) if is_plain else plan.estimator(model)
@@ -180,7 +190,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
     if phases is None or privacy.synthetic is None or releases.synthetic is None:
-        return method
+        return at_workers(method, config, name, releases) if config.training.workers else method
     # Synthetic data were released before: batches of them need neither clip nor noise.
     plain = build_minibatch(model, privacy.batch_size)
     sizes_of_synthetic = {client_id: releases.synthetic.num_examples(client_id) for client_id in clients.client_ids}
@@ -192,7 +202,8 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
         process=process_of(phases.federated, plain, f"synthetic, batches of {privacy.batch_size}"),
         source=releases.synthetic,
     )
-    return dataclasses.replace(method, first_phase=first, first_rounds=privacy.synthetic.rounds)
+    both = dataclasses.replace(method, first_phase=first, first_rounds=privacy.synthetic.rounds)
+    return at_workers(both, config, name, releases) if config.training.workers else both
 
 
 def _phases(
@@ -310,7 +321,13 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "clients_per_call": training.clients_per_call,
             "choices": choices,
         }
-    with running_engine(training.engine, training.device, **options) as engine:
+    workers = training.workers
+    if workers is not None:
+        places = PoolOptions(
+            workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker
+        )
+        options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
+    with running_engine("ray" if workers else training.engine, training.device, **options) as engine:
         if engine.device != "cpu" and training.deterministic_operations and config.privacy.is_private:
             tf.config.experimental.enable_op_determinism()
         yield engine

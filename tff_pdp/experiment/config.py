@@ -41,6 +41,30 @@ Value = bool | int | float | str | tuple[Any, ...] | None
 Values = dict[str, Value]
 
 
+class Workers(Settings):
+    """Sets which workers compute the clients; results have the same bits for any number of workers.
+
+    Attributes:
+      kind: `ray`, processes of a Ray cluster.
+      num_workers: number of workers.
+      address: address of the Ray cluster, such as `auto` in the cluster's own pods; empty for a cluster on this machine,
+        which ends with the command.
+      cpus_per_worker: number of cores of each worker.
+      gpus_per_worker: number of GPUs of each worker; without a GPU, workers compute on the CPU.
+      clients: fsspec URL of a copy of the client dataset, for workers that do not see the experiment's folder; by
+        default, workers read the folder itself.
+      states: fsspec URL of the folder for clients' states, which all workers can write; by default, the run's folder.
+    """
+
+    kind: Literal["ray"] = "ray"
+    num_workers: Count = 1
+    address: str = ""
+    cpus_per_worker: Count = 1
+    gpus_per_worker: Annotated[float, Meta(ge=0)] = 0.0
+    clients: str = ""
+    states: str = ""
+
+
 class Training(Settings):
     """Sets how long to train, and how rounds are computed.
 
@@ -65,6 +89,7 @@ class Training(Settings):
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit. This is slower, and fails where an operation has no such kernel.
+      workers: workers that compute the clients; without this section, this process does. For the engine `inprocess`.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
     """
 
@@ -79,11 +104,14 @@ class Training(Settings):
     client_parallelism: ClientParallelism = "auto"
     clients_per_call: Count = 256
     deterministic_operations: bool = True
+    workers: Workers | None = None
     test_only_seed: int | None = None
 
     def __post_init__(self):
         if self.engine == "native" and self.client_parallelism == "vectorized":
             raise ValueError("client_parallelism: the engine native computes clients one by one, not vectorized")
+        if self.engine == "native" and self.workers is not None:
+            raise ValueError("workers: the engine native has a worker of its own; workers are for the engine inprocess")
 
 
 class Export(Settings):
@@ -271,6 +299,15 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     source = str(path)
     for key, value in (overrides or {}).items():
         _override(content, key, value, source)
+    return experiment_of(content, source)
+
+
+def experiment_of(content: Any, source: str) -> ExperimentConfig:
+    """Converts plain data to an experiment; `source` is the name of the data's source in errors.
+
+    Raises:
+      ConfigError: a key is unknown or missing, or a value has a wrong type or range.
+    """
     _check_names(content, source)
     sections: dict[str, tuple[Kinds[Any], type[Settings]]] = {
         "data": (SOURCES, SourceSettings),

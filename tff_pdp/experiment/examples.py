@@ -95,7 +95,11 @@ class ClientSource(Protocol):
 
 
 class Examples:
-    """Reads one split of all clients from disk, client by client, and keeps a small split in memory."""
+    """Reads one split of all clients from disk, client by client, and keeps a small split in memory.
+
+    Attributes:
+      member_type: TFF type of one client's examples.
+    """
 
     def __init__(
         self, clients: ClientSource, split: str, model: Model, scalings: Mapping[str, FeatureScaling] | None = None
@@ -106,7 +110,7 @@ class Examples:
         sizes depend on the number of weights of `model`.
         """
         self._clients, self._split, self._scalings = clients, split, scalings or {}
-        self._type = client_data_type(model)
+        self.member_type = client_data_type(model)
         self._sizes = np.array([clients.num_examples(client_id, split) for client_id in clients.client_ids], np.int64)
         self._padded = padded_sizes(self._sizes, model)
         num_bytes = 4 * int(self._sizes.sum()) * int(np.prod(model.input_shape))
@@ -122,7 +126,11 @@ class Examples:
         # In the order of the first client of each padded size.
         sizes = dict.fromkeys(self._padded[chosen].tolist())
         groups = [self._group(chosen, np.flatnonzero(self._padded[chosen] == size)) for size in sizes]
-        return ClientValues(self._type, groups)
+        return ClientValues(self.member_type, groups)
+
+    def padded(self, places: np.ndarray) -> np.ndarray:
+        """Returns the sizes that the examples of the clients at `places` are padded to: int64 `[places]`."""
+        return self._padded[places]
 
     def all(self) -> ClientValues:
         """Returns the examples of every client, in the order of the dataset."""
@@ -136,7 +144,7 @@ class Examples:
             y=np.stack([_pad(examples.y, size) for examples in loaded]),
             num_examples=np.array([len(examples.y) for examples in loaded], np.int32),
         )
-        return ClientGroup(indices, tuple(from_python(columns, with_client_axis(self._type), "examples")), True)
+        return ClientGroup(indices, tuple(from_python(columns, with_client_axis(self.member_type), "examples")), True)
 
     def _read(self, place: int) -> ClientExamples:
         client_id = self._clients.client_ids[place]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,6 +59,8 @@ class Method:
     first_phase: "Method | None" = None
     first_rounds: int = 0
     source: ClientSource | None = None
+    # True for a method whose clients are computed by workers.
+    is_at_workers: ClassVar[bool] = False
 
     def at(self, round_number: int) -> "Method":
         """Returns the method of a round, counted from 1; of the first round for 0."""
@@ -74,6 +76,13 @@ class Method:
         """The TFF type of a client's state."""
         member: Any = self.process.init_client.type_signature.result
         return member.member
+
+    @property
+    def client_params_type(self) -> Any:
+        """The TFF type of a client's parameters."""
+        return client_params_type(
+            self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.plan.server_sum()
+        )
 
     def _budget_epsilons(self, client_ids: Sequence[str]) -> np.ndarray:
         budgets = [self.plan.budgets.get(self.plan.scope_of(client_id)) for client_id in client_ids]
@@ -127,7 +136,4 @@ class Method:
             else self.plan.weights(self.amounts, client_ids, self.weight_cap, round_number),
             **self.plan.release_values(is_weighted=self.is_weighted),
         )
-        params_type = client_params_type(
-            self.algorithm, self.estimator, is_weighted=self.is_weighted, user_sum=self.plan.server_sum()
-        )
-        return ClientValues.from_columns(params_type, columns)
+        return ClientValues.from_columns(self.client_params_type, columns)

@@ -40,8 +40,7 @@ from tff_pdp.reports.summary import (
 from tff_pdp.reports.words import SILOS, USERS, between, plain, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.client_store.states import close_states
-from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.client_store.states import close_states, open_states
 from tff_pdp.training.counted import enter_finished
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
@@ -71,8 +70,8 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     if not state.was_made_with(method.config_hash):
         raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
     enter_finished(config, method, folder, charges)
-    if method.plan.samples_clients:
-        store = ClientStore.open(folder / STORE)
+    if state.client_states is None:
+        store = open_states(folder / STORE)
         if store.round_number > state.round_number or store.num_clients != len(method.clients.client_ids):
             store.close()
             raise DataError(f"{store.folder} holds the states of another run: restore the folder, or train again")

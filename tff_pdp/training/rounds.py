@@ -18,10 +18,12 @@ from tff_pdp.training.client_store.states import (
     MemoryStore,
     is_store,
     places_in_parts,
+    replace_columns,
     replace_states,
     select_states,
     to_columns,
 )
+from tff_pdp.training.client_store.state_files import StateFiles
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record.charges import Attempt
 
@@ -29,10 +31,13 @@ from tff_pdp.training.record.charges import Attempt
 _CLIENTS_AT_A_TIME = 512
 
 
-def first_state(method: Method, test_only_seed: int | None, store_folder: Path | None = None) -> Checkpoint:
+def first_state(
+    method: Method, test_only_seed: int | None, store_folder: Path | None = None, states_root: str = ""
+) -> Checkpoint:
     """Returns a new run's state before its first round, with a new run key. Needs an engine.
 
-    `test_only_seed`, unless None, fixes the key. Users' states are stored in `store_folder`; None for memory.
+    `test_only_seed`, unless None, fixes the key. States of users, and of all clients at workers, are stored in
+    `store_folder`; None for memory. `states_root` is as in `StateFiles.create`.
 
     Raises:
       BudgetError: the planned rounds would overspend a silo's budget.
@@ -42,7 +47,10 @@ def first_state(method: Method, test_only_seed: int | None, store_folder: Path |
     client_ids = tuple(method.clients.client_ids)
     run_key = RunKey.from_entropy() if test_only_seed is None else RunKey.from_test_seed(test_only_seed)
     client_states: Any = [client_state] * len(client_ids)
-    if method.plan.samples_clients:
+    if method.is_at_workers and store_folder is not None:
+        own = tf.nest.map_structure(np.asarray, client_state)
+        client_states = StateFiles.create(store_folder, own, len(client_ids), root=states_root)
+    elif method.plan.samples_clients:
         own = tf.nest.map_structure(np.asarray, client_state)
         client_states = (
             MemoryStore(own, len(client_ids))
@@ -92,7 +100,10 @@ def run_round(method: Method, state: Checkpoint, round_number: int, data: Exampl
         server_state = method.plan.round_of_nobody(method.process, state.server_state)
         if is_store(state.client_states):
             # A store that is a round behind would look like an older copy.
-            state.client_states.write(round_number, [], state.client_states.read([]))
+            nobody = state.client_states.read([])
+            state = dataclasses.replace(
+                state, client_states=replace_columns(state.client_states, round_number, [], nobody)
+            )
         return dataclasses.replace(state, round_number=round_number, server_state=server_state)
     changed = method.hook.hparams(state.hook, cohort) if method.hook else {}
     params = method.client_params(state.run_key, round_number, cohort, changed=changed)

@@ -21,8 +21,8 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.client_store.states import close_states, is_store
-from tff_pdp.training.client_store.store import ClientStore
+from tff_pdp.training.client_store.state_files import StateFiles
+from tff_pdp.training.client_store.states import close_states, is_store, moved_to_files, open_states
 from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import (
@@ -127,7 +127,7 @@ def _start_or_resume(
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")
         settle(config, folder)
         start_folder(config, folder, device)
-        first = first_state(method, config.training.test_only_seed, folder / STORE)
+        first = first_state(method, config.training.test_only_seed, folder / STORE, _states_root(config))
         stack.callback(close_states, first.client_states)
         writer = stack.enter_context(ChargesWriter(folder))
         open_run(writer, method, first)
@@ -151,12 +151,16 @@ def _start_or_resume(
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     enter_run(config, method, folder, writer.begun, planned_ledger(method.plan, saved))
     tell_registry(config, writer.begun)
-    if method.plan.samples_clients:
-        store = stack.enter_context(ClientStore.open(folder / STORE))
-        store.rewind(saved.round_number)
+    if saved.client_states is None:
+        store = open_states(folder / STORE, saved.round_number, saved.run_key.attempt)
+        stack.callback(close_states, store)
         # A run that was killed after its last round may have left older states.
         store.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
         saved = dataclasses.replace(saved, client_ids=tuple(method.clients.client_ids), client_states=store)
+    if method.is_at_workers and not isinstance(saved.client_states, StateFiles):
+        default = method.process.init_client(saved.server_state)
+        files = moved_to_files(saved.client_states, folder / STORE, default, saved.round_number, _states_root(config))
+        saved = dataclasses.replace(saved, client_states=files)
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)
     return saved, Spending(writer, method.plan, saved, arithmetic, Registry(config.privacy.registry))
@@ -165,9 +169,15 @@ def _start_or_resume(
 def save(folder: Path, state: Checkpoint) -> None:
     """Saves a checkpoint in a run's folder, and deletes states of users that no kept checkpoint needs."""
     beside = surroundings_of(folder, FILES_BESIDE)
+    if isinstance(state.client_states, StateFiles):
+        state.client_states.save()
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(state, surroundings=beside))
     if is_store(state.client_states):
         state.client_states.prune(checkpoints.oldest_kept(folder / CHECKPOINTS))
+
+
+def _states_root(config: ExperimentConfig) -> str:
+    return config.training.workers.states if config.training.workers else ""
 
 
 def _validation_metrics(

@@ -43,6 +43,7 @@ class InProcessEngine(_tff.SyncContext):
         client_parallelism: ClientParallelism = "auto",
         clients_per_call: int = _CLIENTS_PER_CALL,
         choices: dict[str, Mode] | None = None,
+        cores: int | None = None,
     ):
         """Builds the engine on a device; the engine is then ready for use.
 
@@ -53,6 +54,7 @@ class InProcessEngine(_tff.SyncContext):
             the first call of each computation and keeps the faster.
           clients_per_call: largest number of clients that are computed at a time; memory grows with this number.
           choices: earlier choices of `auto`, by fingerprint, for a resumed run; the engine adds its new choices.
+          cores: number of cores to use on a CPU; None for all that this process may use.
 
         Raises:
           EngineError: the device is absent.
@@ -63,7 +65,7 @@ class InProcessEngine(_tff.SyncContext):
         self.choices = {} if choices is None else choices
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
-        self._lanes = Lanes(self._device)
+        self._lanes = Lanes(self._device, cores)
         self._closed = False
 
     @property
@@ -101,19 +103,35 @@ class InProcessEngine(_tff.SyncContext):
           TypeError: an argument does not match the computation's parameter.
           tf.errors.OpError: the computation itself fails.
         """
-        with self._invocation, tf.device(self._device):
-            self._check_open()
-            program = self._load(comp)
+        with self.computing():
+            program = self.load(comp)
             shared, own = program.take(arg)
             if program.mode is None:
                 program.mode = self._choose_mode(program, shared, own)
             try:
-                return program.run(shared, own, program.mode or "loop", self._clients_per_call)
+                return self._run(program, shared, own, program.mode or "loop")
             except CannotStack as error:
                 # As text: handlers may keep records, and the error object would keep traced graphs alive.
                 _logger.warning("clients are computed one by one, because %s", str(error))
                 program.mode = self.choices[program.fingerprint] = "loop"
-                return program.run(shared, own, "loop", self._clients_per_call)
+                return self._run(program, shared, own, "loop")
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Computes on the engine's device inside the `with` block, and makes other threads wait for the block's end.
+
+        Raises:
+          EngineError: the engine is closed.
+        """
+        with self._invocation, tf.device(self._device):
+            self._check_open()
+            yield
+
+    def _run(self, program: LoadedProgram, shared: Any, own: Any, mode: Mode) -> Any:
+        return program.run(shared, own, mode, self._clients_per_call)
+
+    def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
+        return program.compare(shared, own, self._clients_per_call)
 
     def compute_alike(self, computation: Any, other: Any) -> None:
         """Makes `computation` use the mode that `auto` chose for `other`; does nothing if `auto` has not chosen yet.
@@ -122,11 +140,12 @@ class InProcessEngine(_tff.SyncContext):
         """
         with self._invocation:
             self._check_open()
-            mode = self.choices.get(self._load(other).fingerprint)
+            mode = self.choices.get(self.load(other).fingerprint)
             if mode is not None:
-                self.choices[self._load(computation).fingerprint] = mode
+                self.choices[self.load(computation).fingerprint] = mode
 
-    def _load(self, computation: Any) -> LoadedProgram:
+    def load(self, computation: Any) -> LoadedProgram:
+        """Lowers a computation, unless that was done already; to be called inside `computing`."""
         # A TFF computation's hash serialises it, so the key is the id; the program keeps the computation and its id.
         key = id(computation)
         if key not in self._programs:
@@ -146,7 +165,7 @@ class InProcessEngine(_tff.SyncContext):
             return self.choices[program.fingerprint]
         if self._parallelism != "auto":
             return "loop" if self._parallelism == "loop" else "vectorized"
-        seconds = program.compare(shared, own, self._clients_per_call)
+        seconds = self._compare(program, shared, own)
         is_stacking_faster = seconds.get("vectorized", math.inf) < seconds["loop"]
         mode: Mode = "vectorized" if is_stacking_faster else "loop"
         self.choices[program.fingerprint] = mode

@@ -5,6 +5,7 @@ a call alone. The tree depends on the number of parts alone. So the sums over al
 computes the parts: one core, several cores, or workers on several machines.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
@@ -37,7 +38,9 @@ def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -
     if mode == "loop":
         chunks = [np.array([index]) for index in range(len(next(iter(own.values()))))]
         num_parts = min(NUM_PARTS, clients_per_call, len(chunks))
-        return [chunks[part::num_parts] for part in range(num_parts)]
+        # Consecutive clients, so that half of the parts have half of the clients.
+        ends = [len(chunks) * part // num_parts for part in range(num_parts + 1)] if num_parts else [0]
+        return [chunks[begin:end] for begin, end in itertools.pairwise(ends)]
     return [
         [np.array(group[begin : begin + clients_per_call])]
         for group in same_shapes(own.values())

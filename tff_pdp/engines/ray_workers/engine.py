@@ -1,0 +1,182 @@
+"""The engine whose clients are computed by workers on Ray; the server is computed in this process."""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.far_values import FarValues, ResultValues
+from tff_pdp.engines.inprocess.engine import InProcessEngine
+from tff_pdp.engines.inprocess.execution import LoadedProgram
+from tff_pdp.engines.inprocess.graphs import Leaves
+from tff_pdp.engines.inprocess.parts import Mode, divide, total
+from tff_pdp.engines.ray_workers.calls import (
+    AddUp,
+    Bring,
+    ByValue,
+    Call,
+    Directory,
+    Filled,
+    Keep,
+    LevelInputs,
+    PoolOptions,
+    Request,
+    Writer,
+)
+from tff_pdp.engines.ray_workers.part_runner import groups_of
+from tff_pdp.engines.ray_workers.pool import Pool
+from tff_pdp.settings import ClientParallelism
+
+
+class RayEngine(InProcessEngine):
+    """Executes computations with the clients at workers; results have the bits of `InProcessEngine`.
+
+    Clients' values that are given as recipes (`FarValues`) are made by the workers. Only the server's values, sums and
+    values of clients that somebody reads cross between processes. Computations whose clients' values are all here run
+    in this process.
+    """
+
+    def __init__(
+        self,
+        build_host: Callable[[], Any],
+        directory: Directory,
+        options: PoolOptions,
+        *,
+        device: str = "cpu",
+        client_parallelism: ClientParallelism = "auto",
+        clients_per_call: int = 256,
+        choices: dict[str, Mode] | None = None,
+    ):
+        """Starts the workers.
+
+        Args:
+          build_host: function that builds, at a worker, the object for recipes and addresses (`calls.Host`).
+          directory: addresses of computations, and setups by which workers build them.
+          options: number and places of the workers.
+          device: device of the server's part, in this process.
+          client_parallelism: as for `InProcessEngine`; `auto` times both ways at one worker.
+          clients_per_call: as for `InProcessEngine`.
+          choices: as for `InProcessEngine`.
+
+        Raises:
+          EngineError: a device is absent, or no worker starts.
+        """
+        super().__init__(
+            device=device, client_parallelism=client_parallelism, clients_per_call=clients_per_call, choices=choices
+        )
+        self._directory = directory
+        self._setups: dict[str, Any] = {}
+        self._numbers = itertools.count()
+        self.pool = Pool(build_host, options)
+
+    @property
+    def device(self) -> str:
+        """Device that workers compute on: `cpu` or `gpu:0`."""
+        return "gpu:0" if self.pool.options.gpus_per_worker else super().device
+
+    def close(self) -> None:
+        """Ends the workers, and forgets all compiled computations; a second call does nothing."""
+        super().close()
+        self.pool.close()
+
+    def condition(self) -> str:
+        """Describes the workers in a few words, for progress bars."""
+        return self.pool.condition()
+
+    def _run(self, program: LoadedProgram, shared: Any, own: Any, mode: Mode) -> Any:
+        call = self._call(program, own, mode)
+        if call is None:
+            return super()._run(program, shared, own, mode)
+        return program.run_with(shared, _FarClients(self.pool, program, call, own))
+
+    def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
+        few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
+        call = self._call(program, few, "loop")
+        if call is None:
+            return super()._compare(program, shared, own)
+        arrays = {name: [leaf.numpy() for leaf in leaves] for name, leaves in shared.items()}
+        return self.pool.ask_one("compare", call, arrays, self._clients_per_call)
+
+    def _call(self, program: LoadedProgram, own: Mapping[str, ClientValues], mode: Mode) -> Call | None:
+        """Returns the description of a call for workers; None if the call is for this process."""
+        address = self._directory.address_of(program.computation)
+        if address is None or not any(isinstance(values, FarValues) for values in own.values()):
+            return None
+        if not len(next(iter(own.values()))):
+            return None
+        described = {
+            name: (values.recipe, values.rows)
+            if isinstance(values, FarValues) and not isinstance(values, ResultValues)
+            else (ByValue.of(values), np.arange(len(values)))
+            for name, values in own.items()
+        }
+        parts = divide(own, mode, self._clients_per_call)
+        keys = {getattr(one, "setup_key", "") for one in (address[0], *(recipe for recipe, _ in described.values()))}
+        setups = {key: self._shared_setup(key) for key in sorted(keys) if key}
+        return Call(next(self._numbers), address, program.fingerprint, mode, parts, described, setups)
+
+    def _shared_setup(self, key: str) -> Any:
+        if key not in self._setups:
+            self._setups[key] = self.pool.share(self._directory.setup(key))
+        return self._setups[key]
+
+
+# Number of clients in a timed trial, as in one process.
+_TRIAL_CLIENTS = 32
+
+
+class _FarClients:
+    """Has the clients of one call computed by the workers."""
+
+    def __init__(self, pool: Pool, program: LoadedProgram, call: Call, own: Mapping[str, ClientValues]):
+        self._pool, self._program, self._call = pool, program, call
+        self.num_clients = len(next(iter(own.values())))
+        self.values = dict(own)
+
+    def run_level(self, number: int, shared: Leaves, sums: Leaves) -> Leaves:
+        program, call = self._program, self._call
+        inputs = LevelInputs([leaf.numpy() for leaf in shared], [_compact(leaf.numpy()) for leaf in sums])
+        call.levels[number] = self._pool.share(inputs)
+        answers = self._ask(number, AddUp())
+        nodes = [(node, [tf.constant(leaf) for leaf in leaves]) for answer in answers for node, leaves in answer]
+        everyone = np.arange(self.num_clients)
+        for name in program.client_names(number).outputs:
+            self.values[name] = ResultValues(
+                program.type_of(name),
+                everyone,
+                bring=functools.partial(self._bring, number, name),
+                keep=functools.partial(self._keep, number, name),
+            )
+        return total(nodes, functools.partial(program.merge, number))
+
+    def _ask(self, level: int, request: Request) -> list[Any]:
+        call = self._call
+
+        def send(actor: Any, parts: range) -> Any:
+            return actor.answer.remote(call, level, parts, request)
+
+        kind = (call.fingerprint, level, type(request))
+        return self._pool.ask_for_parts(kind, len(call.parts), send)
+
+    def _bring(self, level: int, name: str, rows: np.ndarray) -> ClientValues:
+        groups = [group for answer in self._ask(level, Bring(name)) for group in groups_of(answer)]
+        everyone = ClientValues(self._program.type_of(name), groups)
+        return everyone if np.array_equal(rows, np.arange(len(everyone))) else everyone.select(rows)
+
+    def _keep(self, level: int, name: str, writer: Writer) -> list[np.ndarray]:
+        self._ask(level, Keep(name, writer))
+        return [np.concatenate(list(part)) for part in self._call.parts]
+
+
+def _compact(leaf: np.ndarray) -> np.ndarray | Filled:
+    first = leaf.flat[0] if leaf.size else None
+    # Bits are compared, so that zeros keep their sign.
+    if leaf.size > 1 and leaf.dtype.kind in "biuf" and leaf.tobytes() == np.full_like(leaf, first).tobytes():
+        return Filled(np.asarray(first, leaf.dtype), leaf.shape)
+    return leaf
+
+

@@ -1,0 +1,46 @@
+"""The process of one worker. TensorFlow is imported only after the head's settings of libraries are in place."""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# Settings of libraries that decide how sums are rounded, by the beginnings of their names.
+PREFIXES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
+
+
+class Worker:
+    """Computes parts of calls, in a process of its own. One request is answered at a time."""
+
+    def __init__(self, build_host: Callable[[], Any], device: str, cores: int, environment: Mapping[str, str]):
+        """Starts an engine.
+
+        Args:
+          build_host: function that builds the object for recipes and addresses; see `calls.Host`.
+          device: device that the worker computes on.
+          cores: number of cores to use on a CPU.
+          environment: the head's settings of libraries; others with the same prefixes are removed, such as Ray's
+            number of threads.
+        """
+        for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+            del os.environ[name]
+        os.environ.update(environment)
+        from tff_pdp.engines.ray_workers.part_runner import PartRunner
+
+        self._runner = PartRunner(build_host(), device, cores)
+
+    def describe(self, facts: Callable[[], Any] | None) -> tuple[int, str, Any]:
+        """Returns the process's number, the node's name, and facts of the worker's machine."""
+        return os.getpid(), os.uname().nodename, facts and facts()
+
+    def answer(self, *arguments: Any) -> Any:
+        """Answers a request about a call; see `PartRunner.answer`."""
+        return self._runner.answer(*arguments)
+
+    def compare(self, *arguments: Any) -> Any:
+        """Times both ways of computing clients; see `PartRunner.compare`."""
+        return self._runner.compare(*arguments)
+
+
+def settings_here() -> dict[str, str]:
+    """Returns this process's settings of libraries."""
+    return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}

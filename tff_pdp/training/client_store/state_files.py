@@ -1,0 +1,349 @@
+"""Stores clients' states as files that workers write and read for themselves, by fsspec; the head keeps an index.
+
+A part of a round's clients is one file, which never changes. So several processes and machines can write at once, and a
+file that is written twice, by two workers, has the same content. The index has the file and the row of each client's
+newest state. Indexes are saved with checkpoints; files that no saved index needs are deleted.
+"""
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec.core
+import numpy as np
+import tensorflow as tf
+
+from tff_pdp.digests import read_json, write_json
+from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.far_values import FarValues, ResultValues
+from tff_pdp.errors import DataError
+from tff_pdp.files import sync, write_atomically
+from tff_pdp.training.client_store.layout import StateLayout, with_client_axis
+from tff_pdp.training.client_store.shard import checksum
+
+FORMAT_VERSION = 1
+CONTENTS_FILE = "states.json"
+_INDEX = re.compile(r"index_([0-9]{6})\.bin")
+_FILE = re.compile(r"round_([0-9]{6})_([0-9]{3})_([0-9]{5})\.states")
+_CHECKSUM_BYTES = 4
+# A state's place, in one number: round, attempt, part and row. Zero for a client without a state of its own.
+_ATTEMPT_BITS, _PART_BITS, _ROW_BITS = 8, 15, 20
+_DIGEST_BYTES = 32
+
+
+def _place_of(round_number: int, attempt: int, part: int) -> int:
+    """Returns the number of the first state in a file."""
+    return ((round_number << _ATTEMPT_BITS | attempt) << _PART_BITS | part) << _ROW_BITS
+
+
+def _file_name(place: int) -> str:
+    """Returns the name of the file with a state."""
+    file = place >> _ROW_BITS
+    round_number, attempt = file >> (_PART_BITS + _ATTEMPT_BITS), file >> _PART_BITS & (1 << _ATTEMPT_BITS) - 1
+    return f"round_{round_number:06d}_{attempt:03d}_{file & (1 << _PART_BITS) - 1:05d}.states"
+
+
+@dataclasses.dataclass(frozen=True)
+class StatesRecipe:
+    """Makes states from their places: reads the files of a store.
+
+    Attributes:
+      root: folder or fsspec URL of the files.
+      layout: layout of a state, as text.
+      default: a state before its first write, as bytes.
+    """
+
+    root: str
+    layout: str
+    default: bytes
+    is_lasting = False
+
+    def load(self, host: Any, rows: np.ndarray, member_type: Any) -> ClientValues:
+        """Reads the states at some places, int64 `[clients]`.
+
+        Raises:
+          DataError: a file is missing or damaged.
+        """
+        del host
+        columns = self.read(rows)
+        if not tf.nest.flatten(columns):
+            return ClientValues(member_type, [ClientGroup(np.arange(len(rows)), (), True)])
+        return ClientValues.from_columns(member_type, columns)
+
+    def read(self, rows: np.ndarray) -> Any:
+        """Reads the states at some places, as columns: a nest of arrays `[places, ...]`.
+
+        Raises:
+          DataError: a file is missing or damaged.
+        """
+        layout = StateLayout.from_json(self.layout)
+        states = np.repeat(np.frombuffer(self.default, np.uint8)[np.newaxis], len(rows), axis=0)
+        places = np.asarray(rows, np.int64)
+        size = _CHECKSUM_BYTES + layout.row_bytes
+        for file in np.unique(places >> _ROW_BITS):
+            if not file:
+                continue
+            positions = np.flatnonzero(places >> _ROW_BITS == file)
+            numbers = places[positions] & (1 << _ROW_BITS) - 1
+            content = self._read_file(_file_name(int(file) << _ROW_BITS), numbers, size)
+            for position, row in zip(positions, content, strict=True):
+                label = str(int(places[position])).encode()
+                if checksum(row[_CHECKSUM_BYTES:], label) != int.from_bytes(row[:_CHECKSUM_BYTES], "little"):
+                    raise DataError(
+                        f"{self.root}/{_file_name(int(places[position]))}: the state in row "
+                        f"{int(places[position]) & (1 << _ROW_BITS) - 1} is damaged: restore the file from a copy"
+                    )
+                states[position] = np.frombuffer(row, np.uint8, offset=_CHECKSUM_BYTES)
+        return layout.to_columns(states)
+
+    def key_of(self, rows: np.ndarray) -> tuple[Any, ...] | None:
+        """Returns the key of a file, if `rows` are the places of its first states, in order."""
+        if not len(rows) or not rows[0] or rows[0] & (1 << _ROW_BITS) - 1:
+            return None
+        first = int(rows[0])
+        return _key(self.root, first) if np.array_equal(rows, np.arange(first, first + len(rows))) else None
+
+    def _read_file(self, name: str, numbers: np.ndarray, size: int) -> list[bytes]:
+        system, root = fsspec.core.url_to_fs(self.root)
+        path = f"{root}/{name}"
+        try:
+            if len(numbers) * 8 > int(numbers.max()):
+                content = system.cat_file(path, int(numbers.min()) * size, (int(numbers.max()) + 1) * size)
+                begins = ((numbers - numbers.min()) * size).tolist()
+                rows = [content[begin : begin + size] for begin in begins]
+            else:
+                starts = (numbers * size).tolist()
+                rows = system.cat_ranges([path] * len(starts), starts, [start + size for start in starts])
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self.root}/{name}: states cannot be read ({error}): restore the file") from error
+        if any(len(row) != size for row in rows):
+            raise DataError(f"{self.root}/{name} is too short: restore the file from a copy")
+        return list(rows)
+
+
+def _key(root: str, place: int) -> tuple[Any, ...]:
+    file = place >> _ROW_BITS
+    return root, file >> _PART_BITS, file & (1 << _PART_BITS) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class StateWriter:
+    """Writes the states of one round's parts.
+
+    Attributes:
+      root: folder or fsspec URL of the files.
+      layout: layout of a state, as text.
+      round_number: the round.
+      attempt: number of times that rounds were drawn anew.
+    """
+
+    root: str
+    layout: str
+    round_number: int
+    attempt: int
+
+    def write(self, part: int, columns: Any) -> None:
+        """Writes the states of one part's clients: a nest of arrays `[clients, ...]`. The file is whole or absent.
+
+        Raises:
+          OSError: the file cannot be written.
+        """
+        rows = StateLayout.from_json(self.layout).to_rows(columns, len(tf.nest.flatten(columns)[0]))
+        first = _place_of(self.round_number, self.attempt, part)
+        content = []
+        for number, row in enumerate(rows):
+            state = row.tobytes()
+            content += [checksum(state, str(first + number).encode()).to_bytes(_CHECKSUM_BYTES, "little"), state]
+        write_whole(f"{self.root}/{_file_name(first)}", b"".join(content))
+
+    def key(self, part: int) -> tuple[Any, ...]:
+        """Returns the key by which a worker finds the states again."""
+        return _key(self.root, _place_of(self.round_number, self.attempt, part))
+
+
+class StateFiles:
+    """The states of all clients after a round. The object never changes: `write` returns the next round's states.
+
+    Guarantee: files are whole or absent, and each state has a checksum, which covers the state's place. Files on this
+      machine can be read by the owner alone: states are computed from raw data.
+    Assumes: workers can write to `root`, and see each other's files there. If `root` is a URL, access is a matter of
+      that file system.
+
+    Attributes:
+      folder: folder of the indexes, on the head's machine.
+      num_clients: number of clients.
+      round_number: the round after which clients have these states.
+    """
+
+    def __init__(self, folder: Path, recipe: StatesRecipe, where: np.ndarray, round_number: int, attempt: int = 0):
+        """Wraps an index; callers use `create` or `open` instead."""
+        self.folder, self.round_number = folder, round_number
+        self._recipe, self._where, self._attempt = recipe, where, attempt
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients."""
+        return len(self._where)
+
+    @classmethod
+    def create(cls, folder: Path, default: Any, num_clients: int, *, root: str = "") -> "StateFiles":
+        """Creates a store in which all clients have the state `default`, a nest of arrays.
+
+        Args:
+          folder: folder of the new store, which must not exist before.
+          default: state that clients have before their first write.
+          num_clients: number of clients.
+          root: fsspec URL of the files with states; by default, the folder itself.
+
+        Raises:
+          DataError: the folder exists.
+        """
+        if folder.exists():
+            raise DataError(f"{folder} exists already: open the store, or remove the folder to start again")
+        layout = StateLayout.of_state(default)
+        state = layout.to_rows(with_client_axis(default), 1).tobytes()
+        folder.mkdir(mode=0o700, parents=True)
+        recipe = StatesRecipe(root or str(folder.resolve()), layout.to_json(), state)
+        if root:
+            system, path = fsspec.core.url_to_fs(root)
+            system.makedirs(path, exist_ok=True)
+        contents = {"format_version": FORMAT_VERSION, "root": root, "layout": recipe.layout, "default": state.hex()}
+        store = cls(folder, recipe, np.zeros(num_clients, np.int64), 0)
+        store.save()
+        write_json(folder / CONTENTS_FILE, contents)
+        sync(folder.parent)
+        return store
+
+    @classmethod
+    def open(cls, folder: Path, round_number: int | None = None, attempt: int = 0) -> "StateFiles":
+        """Opens the states of a saved round, by default the newest.
+
+        `attempt` is the number of times that rounds were drawn anew, for further rounds.
+
+        Raises:
+          DataError: the store or the round's index is missing or damaged.
+        """
+        contents = read_json(folder / CONTENTS_FILE)
+        if contents["format_version"] != FORMAT_VERSION:
+            raise DataError(f"{folder / CONTENTS_FILE} has another format version than {FORMAT_VERSION}")
+        saved = _saved_rounds(folder)
+        chosen = max(saved, default=None) if round_number is None else round_number
+        if chosen not in saved:
+            raise DataError(f"{folder}: there are no states of round {chosen}: restore the folder from a copy")
+        root = contents["root"] or str(folder.resolve())
+        recipe = StatesRecipe(root, contents["layout"], bytes.fromhex(contents["default"]))
+        return cls(folder, recipe, _read_index(_index_path(folder, chosen)), chosen, attempt)
+
+    def read(self, places: Sequence[int] | np.ndarray) -> Any:
+        """Reads the states of the clients at `places`: a nest of new arrays `[len(places), ...]`.
+
+        Raises:
+          DataError: a file is missing or damaged.
+        """
+        return self._recipe.read(self._where[np.asarray(places, np.int64)])
+
+    def describe(self, places: Sequence[int] | np.ndarray, state_type: Any) -> FarValues:
+        """Describes the states of the clients at `places`, which workers read for themselves."""
+
+        def bring(rows: np.ndarray) -> ClientValues:
+            return self._recipe.load(None, rows, state_type)
+
+        return FarValues(state_type, self._recipe, self._where[np.asarray(places, np.int64)], bring)
+
+    def write(self, round_number: int, places: Sequence[int] | np.ndarray, new: Any) -> "StateFiles":
+        """Returns the store after a round: the clients at `places` have the states `new`.
+
+        `new` are results that workers keep, or values of this process.
+        """
+        chosen = np.asarray(places, np.int64)
+        if not len(chosen) or not StateLayout.from_json(self._recipe.layout).row_bytes:
+            return self._after(round_number, self._where)
+        if not isinstance(new, ResultValues):
+            return self.write_part(round_number, 0, chosen, new.columns())
+        parts, where = new.keep(self._writer(round_number)), self._where.copy()
+        for number, positions in enumerate(parts):
+            first = _place_of(round_number, self._attempt, number)
+            where[chosen[positions]] = np.arange(first, first + len(positions))
+        return self._after(round_number, where)
+
+    def write_part(self, round_number: int, part: int, places: np.ndarray, columns: Any) -> "StateFiles":
+        """Returns the store with the states `columns`, a nest of arrays `[places, ...]`, of the clients at `places`."""
+        where, first = self._where.copy(), _place_of(round_number, self._attempt, part)
+        if StateLayout.from_json(self._recipe.layout).row_bytes:
+            self._writer(round_number).write(part, columns)
+            where[places] = np.arange(first, first + len(places))
+        return self._after(round_number, where)
+
+    def _writer(self, round_number: int) -> StateWriter:
+        return StateWriter(self._recipe.root, self._recipe.layout, round_number, self._attempt)
+
+    def _after(self, round_number: int, where: np.ndarray) -> "StateFiles":
+        return StateFiles(self.folder, self._recipe, where, round_number, self._attempt)
+
+    def save(self) -> None:
+        """Saves the index, so that the states of this round can be opened again."""
+        content = self._where.astype("<i8").tobytes()
+        write_atomically(_index_path(self.folder, self.round_number), [hashlib.sha256(content).digest(), content])
+
+    def prune(self, oldest_round: int) -> None:
+        """Deletes saved indexes of rounds before `oldest_round`, and files that neither these states nor an index need.
+
+        A file is needed as long as one of its states is some client's newest state.
+        """
+        saved = _saved_rounds(self.folder)
+        for number in saved:
+            if number < oldest_round:
+                _index_path(self.folder, number).unlink()
+        indexes = [_read_index(_index_path(self.folder, number)) for number in saved if number >= oldest_round]
+        used = {_file_name(int(file) << _ROW_BITS) for file in np.unique(np.concatenate([self._where, *indexes]) >> _ROW_BITS)}
+        system, root = fsspec.core.url_to_fs(self._recipe.root)
+        for path in system.ls(root, detail=False):
+            name = path.rsplit("/", 1)[-1]
+            found = _FILE.fullmatch(name)
+            if found and name not in used and int(found[1]) <= self.round_number:
+                system.rm_file(path)
+
+    def close(self) -> None:
+        """Does nothing: no file is open."""
+
+
+def is_state_files(folder: Path) -> bool:
+    """Checks if a folder has a store of this kind."""
+    return (folder / CONTENTS_FILE).exists()
+
+
+def write_whole(url: str, content: bytes) -> None:
+    """Writes a file at an fsspec URL; on this machine's file system the file is whole or absent, and flushed to disk.
+
+    Raises:
+      OSError: the file cannot be written.
+    """
+    system, path = fsspec.core.url_to_fs(url)
+    if "file" in system.protocol:
+        write_atomically(Path(path), [content])
+        Path(path).chmod(0o600)
+    else:
+        system.pipe_file(path, content)
+
+
+def _index_path(folder: Path, round_number: int) -> Path:
+    return folder / f"index_{round_number:06d}.bin"
+
+
+def _saved_rounds(folder: Path) -> list[int]:
+    return sorted(int(found[1]) for path in folder.iterdir() if (found := _INDEX.fullmatch(path.name)))
+
+
+def _read_index(path: Path) -> np.ndarray:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}): restore the file from a copy") from None
+    if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
+        raise DataError(f"{path} is damaged: restore the file from a copy")
+    return np.frombuffer(content, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
+
+
