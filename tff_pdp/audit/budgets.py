@@ -88,7 +88,7 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
     choices = dict(charges.choices)
     with experiment_engine(config, choices) as engine:
         check_engine(config, folder, engine.device)
-        _check_repeatable(folder, charges, arithmetic_here(config, engine.device))
+        _check_repeatable(folder, charges, arithmetic_here(config, engine))
         recorder = recording_method(method, seed, config.privacy.selection_loss_bound)
         if config.training.engine == "inprocess":
             in_process: Any = engine

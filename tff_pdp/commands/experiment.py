@@ -25,18 +25,25 @@ class EngineOptions(Settings):
       client_parallelism: loop: one call for each client; vectorized: one call for many clients; auto (default): times
         both and keeps the faster.
       clients_per_call: largest number of clients in a call; bounds memory.
+      workers: ray:N: N workers on Ray compute the clients, with the same results; none (default): this process.
     """
 
     engine: str | None = None
     device: str | None = None
     client_parallelism: Annotated[str | None, Option("MODE")] = None
     clients_per_call: int | None = None
+    workers: Annotated[str | None, Option("ray:N")] = None
 
     @property
     def overrides(self) -> dict[str, Any]:
         """The given options as settings that replace the experiment's, by dotted key."""
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        return {f"training.{name}": value for name, value in values.items() if value is not None}
+        values = {name: getattr(self, name) for name in self.__struct_fields__ if name != "workers"}
+        found = {f"training.{name}": value for name, value in values.items() if value is not None}
+        if self.workers is None:
+            return found
+        from tff_pdp.experiment.config import workers_overrides
+
+        return {**found, **workers_overrides(self.workers)}
 
 
 class OnExperiment(Reporting):
@@ -376,7 +383,8 @@ class Reproduce(Reporting):
       grid: also sweep lambda over these values; without values: over the setting's grid.
       data: folder of the raw data; default: $TFF_PDP_DATA.
       output: folder of the runs; a stopped sweep in this folder goes on; default: runs/reproduce/SETTING.
-      jobs: number of processes; default: one per core.
+      jobs: number of processes; default: one per core, or one with --workers.
+      workers: ray:N: N workers on Ray compute the clients of each process, with the same results.
     """
 
     setting: Annotated[str, Positional(choices="tff_pdp.reproduce.setting:NAMES")]
@@ -391,6 +399,7 @@ class Reproduce(Reporting):
     data: Annotated[str | None, Option("DIR")] = None
     output: Annotated[str | None, Option("DIR")] = None
     jobs: int | None = None
+    workers: Annotated[str | None, Option("ray:N")] = None
 
     def run(self) -> Outcome:
         """Repeats a published experiment."""

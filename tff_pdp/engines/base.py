@@ -2,12 +2,25 @@
 
 import contextlib
 import re
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import tensorflow as tf
 
 from tff_pdp.errors import EngineError
+
+
+class WithoutWorkers:
+    """The part of an engine's interface that is about workers, for an engine that has none on other machines."""
+
+    def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
+        """Does nothing: there are no workers to check."""
+        del facts, check
+
+    def condition(self) -> str:
+        """Returns an empty text: there are no workers."""
+        return ""
 
 
 class Engine(Protocol):
@@ -24,6 +37,22 @@ class Engine(Protocol):
     @property
     def device(self) -> str:
         """Device that the engine computes on: `cpu` or `gpu:N`."""
+        ...
+
+    def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
+        """Sets a check that workers on other machines must pass, now and when they are replaced.
+
+        Args:
+          facts: function that each worker calls for facts of its machine.
+          check: function of these facts that returns an error; empty if there is none.
+
+        Raises:
+          EngineError: a worker does not pass.
+        """
+        ...
+
+    def condition(self) -> str:
+        """Describes the engine's workers in a few words, for progress bars; empty without workers."""
         ...
 
     def install(self) -> AbstractContextManager[Self]:

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import grpc
 
 from tff_pdp import _tff
+from tff_pdp.engines.base import WithoutWorkers
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.worker import WorkerProcess
 from tff_pdp.errors import EngineError
@@ -163,7 +164,7 @@ class _Executors(_tff.ExecutorFactory):
             executor.close()
 
 
-class NativeEngine:
+class NativeEngine(WithoutWorkers):
     """Executes computations in one worker process, which lives as long as this object.
 
     The worker listens on a port of its own, on every network interface and without authentication: the binary has no

@@ -202,9 +202,7 @@ class MethodAtWorkers(Method):
 
         def bring(rows: np.ndarray) -> ClientValues:
             own = {name: values[rows] for name, values in recipe.changed.items()}
-            return super(MethodAtWorkers, self).client_params(
-                run_key, round_number, chosen[rows], changed=own, run=run
-            )
+            return super(MethodAtWorkers, self).client_params(run_key, round_number, chosen[rows], changed=own, run=run)
 
         return FarValues(self.client_params_type, recipe, np.arange(len(chosen)), bring)
 

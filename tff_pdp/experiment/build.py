@@ -323,9 +323,7 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
         }
     workers = training.workers
     if workers is not None:
-        places = PoolOptions(
-            workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker
-        )
+        places = PoolOptions(workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker)
         options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
     with running_engine("ray" if workers else training.engine, training.device, **options) as engine:
         if engine.device != "cpu" and training.deterministic_operations and config.privacy.is_private:

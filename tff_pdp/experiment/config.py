@@ -47,8 +47,8 @@ class Workers(Settings):
     Attributes:
       kind: `ray`, processes of a Ray cluster.
       num_workers: number of workers.
-      address: address of the Ray cluster, such as `auto` in the cluster's own pods; empty for a cluster on this machine,
-        which ends with the command.
+      address: address of the Ray cluster, such as `auto` in the cluster's own pods; empty for a cluster on this
+        machine, which ends with the command.
       cpus_per_worker: number of cores of each worker.
       gpus_per_worker: number of GPUs of each worker; without a GPU, workers compute on the CPU.
       clients: fsspec URL of a copy of the client dataset, for workers that do not see the experiment's folder; by
@@ -280,6 +280,23 @@ class ExperimentConfig(Settings):
         if self.tuning.search_for(algorithm):
             decisive["search"] = content["tuning"]["search"]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def workers_overrides(workers: str) -> dict[str, Any]:
+    """Returns the option `--workers` as settings that replace the experiment's, by dotted key.
+
+    Raises:
+      ConfigError: the option is neither `ray:N` nor `none`.
+
+    >>> workers_overrides("ray:4")
+    {'training.workers.kind': 'ray', 'training.workers.num_workers': 4}
+    """
+    if workers == "none":
+        return {"training.workers": None}
+    kind, _, number = workers.partition(":")
+    if kind != "ray" or not number.isdecimal() or not int(number):
+        raise ConfigError(f"--workers {workers!r} must be ray:N, with a number N of at least 1, or none")
+    return {"training.workers.kind": kind, "training.workers.num_workers": int(number)}
 
 
 def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None) -> ExperimentConfig:

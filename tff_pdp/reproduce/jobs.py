@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.config import ExperimentConfig, load_experiment
+from tff_pdp.experiment.config import ExperimentConfig, Workers, load_experiment
 from tff_pdp.privacy.accounting.budgets import Drawn
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.privacy.plans.unprotected import with_epsilon
@@ -33,6 +33,7 @@ _NOT_DECISIVE_IN_TRAINING = (
     "clients_per_call",
     "deterministic_operations",
     "test_only_seed",
+    "workers",
 )
 
 
@@ -81,6 +82,7 @@ class Reproduction:
       data_digest: sha256 of the raw data.
       output: folder of all results.
       budgets: names of the setting's budgets, which differ between silos.
+      workers: workers that compute the clients; None for the process of the job.
     """
 
     setting_name: str
@@ -94,6 +96,7 @@ class Reproduction:
     data_digest: str
     output: Path
     budgets: tuple[str, ...] = ()
+    workers: Workers | None = None
 
     def __post_init__(self):
         for name in self.methods:
@@ -236,7 +239,9 @@ class Reproduction:
             whole,
             algorithms={swept.algorithm: settings},
             export=replace(whole.export, algorithm=swept.algorithm),
-            training=replace(whole.training, rounds=whole.training.rounds + swept.warm_start_rounds),
+            training=replace(
+                whole.training, rounds=whole.training.rounds + swept.warm_start_rounds, workers=self.workers
+            ),
         )
 
 

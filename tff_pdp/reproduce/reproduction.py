@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tff_pdp.errors import ConfigError
+from tff_pdp.experiment.config import Workers, workers_overrides
 from tff_pdp.files import replace_text
 from tff_pdp.reproduce import setting as settings
 from tff_pdp.reproduce.inputs import INPUTS, digest_of_data, find_input
@@ -47,9 +48,9 @@ def reproduce(options: Any) -> tuple[dict[str, Any], str]:
     """
     reproduction = build_reproduction(options)
     num_cores = len(os.sched_getaffinity(0))
-    num_workers = num_cores if options.jobs is None else options.jobs
-    if num_workers < 1:
-        raise ConfigError(f"--jobs {num_workers} must be at least 1")
+    num_workers = options.jobs or (1 if reproduction.workers else num_cores)
+    if options.jobs is not None and options.jobs < 1:
+        raise ConfigError(f"--jobs {options.jobs} must be at least 1")
     num_threads = max(1, num_cores // num_workers)
     store, failures = sweep(reproduction, functools.partial(build_job_runner, reproduction, num_threads), num_workers)
     report = build_report(reproduction, store, failures)
@@ -84,7 +85,14 @@ def build_reproduction(options: Any) -> Reproduction:
         data_digest=digest_of_data(inputs, data_input),
         output=Path(options.output) if options.output else DEFAULT_OUTPUT / setting.name,
         budgets=budgets,
+        workers=_workers(options.workers),
     )
+
+
+def _workers(option: str | None) -> Workers | None:
+    given = {} if option is None else workers_overrides(option)
+    number = given.get("training.workers.num_workers")
+    return None if number is None else Workers(num_workers=number)
 
 
 def _write(reproduction: Reproduction, report: Reported, *, is_paper: bool) -> tuple[dict[str, Any], str]:

@@ -14,6 +14,7 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import ADAPTATION, RunKey
 from tff_pdp.training.checkpoint import Checkpoint
+from tff_pdp.training.client_store.state_files import StateFiles
 from tff_pdp.training.client_store.states import (
     MemoryStore,
     is_store,
@@ -23,7 +24,6 @@ from tff_pdp.training.client_store.states import (
     select_states,
     to_columns,
 )
-from tff_pdp.training.client_store.state_files import StateFiles
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.record.charges import Attempt
 

@@ -1,10 +1,12 @@
 """Writes the cost of rounds to a run's record before the rounds are run, several rounds at a time."""
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.engines.running import Engine
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
@@ -163,10 +165,33 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
     writer.open_run(identity, first.ledger)
 
 
-def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
-    """Returns the conditions that decide how a round's sums are rounded on this machine."""
-    is_cpu, generator = device == "cpu", config.privacy.generator
-    return arithmetic_of(config.training.engine, device, is_deterministic=is_cpu, generator=generator)
+def arithmetic_here(config: ExperimentConfig, engine: Engine) -> Mapping[str, Any]:
+    """Returns the conditions that decide how a round's sums are rounded on this machine, and on the engine's workers.
+
+    Raises:
+      EngineError: a worker's machine or software may round differently.
+    """
+    device, generator = engine.device, config.privacy.generator
+    compute = functools.partial(
+        arithmetic_of, config.training.engine, device, is_deterministic=device == "cpu", generator=generator
+    )
+    here = compute()
+    engine.expect(compute, functools.partial(_difference, here))
+    return here
+
+
+def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    # An operation has one thread (`tff_pdp`), so that the number of processors does not matter to it; `once` differs
+    # by design.
+    ignored = {"once"} | ({"processors"} if here["threads"] == there["threads"] == 1 else set())
+    differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+    found = [name for name in differing if name not in ignored]
+    if not found:
+        return ""
+    return (
+        f"its sums may round differently, because of another {' and another '.join(found)}: workers need the same "
+        "processors, software and settings as this process"
+    )
 
 
 def take_over(

@@ -10,6 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tff_pdp.engines.client_values import ClientValues
+from tff_pdp.engines.running import Engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
@@ -87,7 +88,7 @@ def train(
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
         with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-            state, spending = _start_or_resume(config, method, folder, engine.device, resume, stack)
+            state, spending = _start_or_resume(config, method, folder, engine, resume, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
             first_data = method.first_phase.round_data("train") if method.first_phase else train_data
@@ -96,12 +97,14 @@ def train(
             rounds = range(state.round_number + 1, config.training.rounds + 1)
             total, done = config.training.rounds, state.round_number
             traffic = TrafficCount(method)
-            for round_number in tqdm(rounds, name, total, initial=done, unit="round", disable=not progress):
+            bar = tqdm(rounds, name, total, initial=done, unit="round", disable=not progress)
+            for round_number in bar:
                 spending.before_round(round_number)
                 started = time.monotonic()
                 own_data = train_data if method.at(round_number) is method else first_data
                 state = run_round(method, state, round_number, own_data)
                 seconds = time.monotonic() - started
+                bar.set_postfix_str(engine.condition(), refresh=False)
                 if round_number == rounds.start and (text := warning_of(method, state)):
                     tqdm.write(f"{name}: warning: {text}", file=sys.stderr)
                 is_last = round_number == config.training.rounds
@@ -117,11 +120,11 @@ def train(
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool, stack: contextlib.ExitStack
+    config: ExperimentConfig, method: Method, folder: Path, engine: Engine, resume: bool, stack: contextlib.ExitStack
 ) -> tuple[Checkpoint, Spending]:
     """Returns the state to continue from, and the spending from there; the stack closes the files of both."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
-    arithmetic = arithmetic_here(config, device)
+    arithmetic, device = arithmetic_here(config, engine), engine.device
     if saved is None:
         if (folder / SEARCH).exists():
             raise ConfigError(f"{folder} holds an unfinished `tff-pdp tune`: give --overwrite to train there instead")

@@ -11,7 +11,7 @@ from typing import Any, Self
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.engines.base import resolve_device
+from tff_pdp.engines.base import WithoutWorkers, resolve_device
 from tff_pdp.engines.inprocess.clients import Lanes
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.parts import Mode
@@ -24,7 +24,7 @@ _KEPT_PROGRAMS = 64
 _CLIENTS_PER_CALL = 256
 
 
-class InProcessEngine(_tff.SyncContext):
+class InProcessEngine(WithoutWorkers, _tff.SyncContext):
     """Executes computations in this process, one at a time, in the calling thread.
 
     Results at the server are tensors, results at clients are `ClientValues`. Both stay on the device, and are not

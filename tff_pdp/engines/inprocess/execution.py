@@ -135,7 +135,7 @@ class LoadedProgram:
         return self.run_with(shared, _ClientsHere(self, own, mode, clients_per_call))
 
     def run_with(self, shared: Mapping[str, Leaves], crew: "Crew") -> Any:
-        """Runs the whole computation; `crew` computes the clients, `shared` has the server's leaves by argument name."""
+        """Runs the whole computation with a crew for the clients; `shared` has the server's leaves by argument name."""
         server = dict(shared)
         sums: Leaves = []
         for number, level in enumerate(self.program.levels):
@@ -305,7 +305,8 @@ class _ClientsHere:
     """Computes the clients of one call in this process."""
 
     def __init__(self, program: LoadedProgram, own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int):
-        self._program, self._mode = program, mode
+        self._program = program
+        self._mode: Mode = mode
         # Other calls may use the caller's objects meanwhile, and arrange them in another way.
         self.values = {name: values.copy() for name, values in own.items()}
         self.num_clients = len(next(iter(own.values()))) if own else 0

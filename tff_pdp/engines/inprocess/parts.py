@@ -1,7 +1,7 @@
 """Divides clients into parts by a public rule, and adds up the parts' sums in a fixed tree.
 
-A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the mode and on the size of
-a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits, whatever
+A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the mode and on the size
+of a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits, whatever
 computes the parts: one core, several cores, or workers on several machines.
 """
 
@@ -58,9 +58,7 @@ class Node(NamedTuple):
     size: int
 
 
-def merged_nodes(
-    leaves: Iterable[tuple[int, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]
-) -> list[tuple[Node, _Sum]]:
+def merged_nodes(leaves: Iterable[tuple[int, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]) -> list[tuple[Node, _Sum]]:
     """Merges the sums of consecutive parts to the fewest nodes of the tree of sums.
 
     Args:
@@ -73,9 +71,7 @@ def merged_nodes(
     return combined_nodes(((Node(part, 1), own) for part, own in leaves), merge)
 
 
-def combined_nodes(
-    nodes: Iterable[tuple[Node, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]
-) -> list[tuple[Node, _Sum]]:
+def combined_nodes(nodes: Iterable[tuple[Node, _Sum]], merge: Callable[[_Sum, _Sum], _Sum]) -> list[tuple[Node, _Sum]]:
     """Merges consecutive nodes, in order of their parts, to the fewest nodes of the tree of sums."""
     found: list[tuple[Node, _Sum]] = []
     for node, own in nodes:

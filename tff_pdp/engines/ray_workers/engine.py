@@ -83,6 +83,10 @@ class RayEngine(InProcessEngine):
         super().close()
         self.pool.close()
 
+    def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
+        """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
+        self.pool.expect(facts, check)
+
     def condition(self) -> str:
         """Describes the workers in a few words, for progress bars."""
         return self.pool.condition()
@@ -178,5 +182,3 @@ def _compact(leaf: np.ndarray) -> np.ndarray | Filled:
     if leaf.size > 1 and leaf.dtype.kind in "biuf" and leaf.tobytes() == np.full_like(leaf, first).tobytes():
         return Filled(np.asarray(first, leaf.dtype), leaf.shape)
     return leaf
-
-

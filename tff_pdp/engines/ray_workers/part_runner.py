@@ -14,6 +14,7 @@ from tff_pdp.engines.far_values import Recipe
 from tff_pdp.engines.inprocess.clients import arrange
 from tff_pdp.engines.inprocess.engine import InProcessEngine
 from tff_pdp.engines.inprocess.execution import LoadedProgram
+from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.parts import Chunk, Mode, merged_nodes
 from tff_pdp.engines.ray_workers.calls import AddUp, Answer, Bring, Call, Filled, Host, Keep, LevelInputs, Request
 from tff_pdp.errors import EngineError
@@ -40,7 +41,7 @@ class PartRunner:
         self._host = host
         self._engine = InProcessEngine(device=device, cores=cores)
         self._parts: collections.OrderedDict[int, dict[int, _Part]] = collections.OrderedDict()
-        self._inputs: dict[tuple[int, int], LevelInputs] = {}
+        self._inputs: dict[tuple[int, int], tuple[Leaves, LevelInputs]] = {}
         self._lasting: collections.OrderedDict[Any, tuple[ClientValues, int]] = collections.OrderedDict()
         self._written: dict[Any, ClientValues] = {}
 
@@ -53,7 +54,9 @@ class PartRunner:
         with self._engine.computing():
             program = self._program(call)
             if program.fingerprint != call.fingerprint:
-                raise EngineError("a worker has another version of the computation: install the same package everywhere")
+                raise EngineError(
+                    "a worker has another version of the computation: install the same package everywhere"
+                )
             self._forget_earlier(call.number)
             self._compute(call, program, level, parts)
             return self._result(call, program, level, parts, request)
@@ -98,20 +101,23 @@ class PartRunner:
                     for function in functions:
                         function()
 
-    def _run(self, program: LoadedProgram, number: int, mode: Mode, inputs: LevelInputs, part: _Part) -> None:
+    def _run(
+        self, program: LoadedProgram, number: int, mode: Mode, inputs: tuple[Leaves, LevelInputs], part: _Part
+    ) -> None:
+        shared, started = inputs
         zeros = [
             tf.fill(leaf.shape, tf.constant(leaf.value)) if isinstance(leaf, Filled) else tf.constant(leaf)
-            for leaf in inputs.sums
+            for leaf in started.sums
         ]
-        groups, sums = program.run_part(number, mode, inputs.shared, part.values, part.chunks, zeros)
+        groups, sums = program.run_part(number, mode, shared, part.values, part.chunks, zeros)
         part.values.update({name: ClientValues(program.type_of(name), own) for name, own in groups.items()})
         part.sums[number] = sums
 
-    def _inputs_of(self, call: Call, number: int) -> LevelInputs:
+    def _inputs_of(self, call: Call, number: int) -> tuple[Leaves, LevelInputs]:
         key = (call.number, number)
         if key not in self._inputs:
             inputs: LevelInputs = ray.get(call.levels[number])
-            self._inputs[key] = LevelInputs([tf.constant(leaf) for leaf in inputs.shared], inputs.sums)
+            self._inputs[key] = [tf.constant(leaf) for leaf in inputs.shared], inputs
         return self._inputs[key]
 
     def _load(self, call: Call, program: LoadedProgram, chunks: Sequence[Chunk]) -> _Part:

@@ -6,11 +6,14 @@ first answer for a part is used, and others are ignored.
 
 import dataclasses
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+# Read when Ray is imported: workers without GPUs are told to use the CPU, and Ray need not hide GPUs from them.
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 import ray.exceptions
 
@@ -178,9 +181,7 @@ class Pool:
         self._remember(kind, slowest)
         return [answers[parts] for parts in _cover(answers, num_parts)]
 
-    def _late(
-        self, kind: Any, running: Mapping[Any, _Errand], waiting: Sequence[range], slowest: float
-    ) -> list[range]:
+    def _late(self, kind: Any, running: Mapping[Any, _Errand], waiting: Sequence[range], slowest: float) -> list[range]:
         """Returns ranges that are late and that another worker should compute as well."""
         earlier = self._seconds_per_part.get(kind)
         now = time.monotonic()
@@ -266,15 +267,17 @@ class Pool:
 
 
 def _connect(options: PoolOptions) -> None:
-    quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if options.address:
-            ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=options.address, **quiet)
         else:
             # More workers than cores are for trials.
             ray.init(
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                _system_config={"enable_metrics_collection": False},
                 **quiet,
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:

@@ -298,7 +298,8 @@ class StateFiles:
             if number < oldest_round:
                 _index_path(self.folder, number).unlink()
         indexes = [_read_index(_index_path(self.folder, number)) for number in saved if number >= oldest_round]
-        used = {_file_name(int(file) << _ROW_BITS) for file in np.unique(np.concatenate([self._where, *indexes]) >> _ROW_BITS)}
+        files = np.unique(np.concatenate([self._where, *indexes]) >> _ROW_BITS)
+        used = {_file_name(int(file) << _ROW_BITS) for file in files}
         system, root = fsspec.core.url_to_fs(self._recipe.root)
         for path in system.ls(root, detail=False):
             name = path.rsplit("/", 1)[-1]
@@ -345,5 +346,3 @@ def _read_index(path: Path) -> np.ndarray:
     if hashlib.sha256(content[_DIGEST_BYTES:]).digest() != content[:_DIGEST_BYTES]:
         raise DataError(f"{path} is damaged: restore the file from a copy")
     return np.frombuffer(content, "<i8", offset=_DIGEST_BYTES).astype(np.int64)
-
-

@@ -18,7 +18,6 @@ from tff_pdp.files import discard
 from tff_pdp.training.client_store.state_files import StateFiles, is_state_files
 from tff_pdp.training.client_store.store import ClientStore, Places
 
-
 # Clients whose states are copied together; memory grows with this number.
 _CLIENTS_AT_A_TIME = 4096
 
@@ -107,7 +106,7 @@ def moved_to_files(states: ClientStates, folder: Path, default: Any, round_numbe
     """Copies states that were kept without workers to a new store of files, which replaces the store in `folder`."""
     staging = folder.with_name(f".{folder.name}.moved")
     shutil.rmtree(staging, ignore_errors=True)
-    num_clients = states.num_clients if is_store(states) else len(states)
+    num_clients = len(states) if isinstance(states, Sequence) else states.num_clients
     files = StateFiles.create(staging, default, num_clients, root=root)
     for number, places in enumerate(places_in_parts(num_clients, _CLIENTS_AT_A_TIME)):
         files = files.write_part(round_number, number, places, to_columns(states, places))

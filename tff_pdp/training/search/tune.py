@@ -14,6 +14,7 @@ from typing import Any
 import dp_accounting
 from tqdm import tqdm
 
+from tff_pdp.engines.running import Engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
@@ -158,7 +159,7 @@ def tune(
         with experiment_engine(config, choices) as engine:
             result = _finished(method, folder, resume)
             if result is None:
-                started = _start_or_resume(config, method, folder, engine.device, resume)
+                started = _start_or_resume(config, method, folder, engine, resume)
                 choices.keep_by(functools.partial(_choose, config, folder))
                 result = _search(method, search, folder, started, progress)
         sweep(folder)
@@ -236,11 +237,11 @@ def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, device: str, resume: bool
+    config: ExperimentConfig, method: Method, folder: Path, engine: Engine, resume: bool
 ) -> search_states.SearchState:
     first = first_state(method, config.training.test_only_seed)
     saved = search_states.load(folder / SEARCH, first)
-    arithmetic = arithmetic_here(config, device)
+    arithmetic, device = arithmetic_here(config, engine), engine.device
     if saved is not None:
         _check_resume(method, folder, resume, saved.first)
         check_record(folder, saved.first, read_charges(folder))
