@@ -57,7 +57,7 @@ class FarValues(ClientValues):
           recipe: the way in which a worker makes or finds the values.
           rows: positions of the clients in the recipe's order, int64 `[clients]`.
           bring: function that makes the values of the clients at some positions here.
-          shapes: for each client, the shapes of the leaves whose type has an unknown dimension; None without such leaves.
+          shapes: for each client, the shapes of the leaves whose type has an unknown dimension; None for none.
         """
         super().__init__(member_type, [])
         self.recipe, self.rows, self._bring = recipe, rows, bring

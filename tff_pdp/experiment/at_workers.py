@@ -6,7 +6,7 @@ import functools
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ class Setup:
       folder: working folder of the head, to which paths in the experiment are relative.
       clients: folder or fsspec URL of the client dataset; empty for the experiment's own folder.
       releases: what silos have released before training.
+      build_method: the function of that name, which a worker imports by its name.
     """
 
     config: Mapping[str, Any]
@@ -41,17 +42,15 @@ class Setup:
     folder: str
     clients: str
     releases: SiloReleases
+    build_method: Callable[..., Method]
 
     def build(self) -> Method:
         """Builds the method, at a worker."""
-        # Imported here, because that module uses this one.
-        from tff_pdp.experiment.build import build_method
-
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         config = experiment_of(dict(self.config), "the experiment that the head has sent")
         clients = ClientDataset.open(self.clients) if self.clients else None
-        return build_method(config, self.name, clients=clients, releases=self.releases)
+        return self.build_method(config, self.name, clients=clients, releases=self.releases)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,8 +246,22 @@ class Directory:
 DIRECTORY = Directory()
 
 
-def at_workers(method: Method, config: ExperimentConfig, name: str, releases: SiloReleases) -> Method:
-    """Returns a method whose clients are computed by the workers that the experiment's engine starts."""
+def at_workers(
+    method: Method,
+    config: ExperimentConfig,
+    name: str,
+    releases: SiloReleases,
+    build_method: Callable[..., Method],
+) -> Method:
+    """Returns a method whose clients are computed by the workers that the experiment's engine starts.
+
+    Args:
+      method: the method, for a computation in one process.
+      config: the experiment.
+      name: name of the method in the experiment.
+      releases: what silos have released before training.
+      build_method: function by which workers build the method.
+    """
     content = config.to_dict()
     workers = content["training"].pop("workers")
-    return DIRECTORY.place(method, Setup(content, name, os.getcwd(), workers["clients"], releases))
+    return DIRECTORY.place(method, Setup(content, name, os.getcwd(), workers["clients"], releases, build_method))

@@ -190,7 +190,7 @@ def build_method(
         config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
     )
     if phases is None or privacy.synthetic is None or releases.synthetic is None:
-        return at_workers(method, config, name, releases) if config.training.workers else method
+        return at_workers(method, config, name, releases, build_method) if config.training.workers else method
     # Synthetic data were released before: batches of them need neither clip nor noise.
     plain = build_minibatch(model, privacy.batch_size)
     sizes_of_synthetic = {client_id: releases.synthetic.num_examples(client_id) for client_id in clients.client_ids}
@@ -203,7 +203,7 @@ def build_method(
         source=releases.synthetic,
     )
     both = dataclasses.replace(method, first_phase=first, first_rounds=privacy.synthetic.rounds)
-    return at_workers(both, config, name, releases) if config.training.workers else both
+    return at_workers(both, config, name, releases, build_method) if config.training.workers else both
 
 
 def _phases(

@@ -1,8 +1,8 @@
 """Divides clients into parts by a public rule, and adds up the parts' sums in a fixed tree.
 
 A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the mode and on the size
-of a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits, whatever
-computes the parts: one core, several cores, or workers on several machines.
+of a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits,
+whatever computes the parts: one core, several cores, or workers on several machines.
 """
 
 import itertools
