@@ -46,7 +46,7 @@ def pids(engines, num_workers):
     """Process numbers of the workers that have started, of the lent engine with this number of workers."""
     _, kept = engines
     (engine,) = (engine for key, engine in kept.items() if key[0].num_workers == num_workers)
-    return [member.pid for member in engine.pool._members if member.name != "starting"]
+    return engine.pool.pids()
 
 
 @pytest.mark.all

@@ -34,7 +34,7 @@ def build_on(engine: str, **options: Any) -> Callable[[Any], contender.Rounds]:
     """Builds the contender on an engine: `workload -> rounds`."""
 
     def build(workload: Any) -> contender.Rounds:
-        kind = _MrMtl if isinstance(workload, MrMtlWorkload) else _FedAvg
+        kind = _MrMtl if isinstance(workload, MrMtlWorkload) else FedAvgRounds
         return kind(workload, build_engine(engine, **options))
 
     return build
@@ -44,22 +44,22 @@ class _Rounds:
     """Base of both workloads' rounds: an engine that stays installed, the server's state, and the run's key."""
 
     def __init__(self, workload: Any, engine: Any, algorithm: Any, model: Any, estimator: Any, plan: Any = None):
-        self._workload = workload
+        self._workload, self.engine = workload, engine
         self._stack = contextlib.ExitStack()
         self._stack.enter_context(engine.install())
         initial = workload.initial_weights() if hasattr(workload, "initial_weights") else model.init(0)
         self._names = list(initial)
         named = dict(zip(model.init(0), initial.values(), strict=True))
         model = dataclasses.replace(model, init=lambda seed: named)
-        self._data_type = client_data_type(model)
+        self.data_type = client_data_type(model)
         self._algorithm, self._estimator = algorithm, estimator
         self._params_type = client_params_type(algorithm, estimator)
         user_sum = None if plan is None else UserSum(plan.noise, plan.mechanism.sampling_rate)
-        self._process = compose(algorithm, model, estimator=estimator, user_sum=user_sum)
-        self._state = self._process.initialize()
+        self.process = compose(algorithm, model, estimator=estimator, user_sum=user_sum)
+        self.state = self.process.initialize()
         self._key = RunKey.from_test_seed(0)
         if plan is not None:
-            self._state = plan.start(self._state, self._key.server_seeds())
+            self.state = plan.start(self.state, self._key.server_seeds())
 
     def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
         seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
@@ -69,8 +69,18 @@ class _Rounds:
         return ClientValues.from_columns(self._params_type, columns)
 
 
-class _FedAvg(_Rounds):
+class FedAvgRounds(_Rounds):
+    """Rounds of FedAvg.
+
+    Attributes:
+      engine: the engine.
+      process: the computations.
+      state: the server's state.
+      data_type: TFF type of a client's examples.
+    """
+
     def __init__(self, workload: Any, engine: Any):
+        """Builds the computations on an engine, which stays installed."""
         cnn = workload.model == "cnn"
         model = build_cnn((28, 28, 1), workload.num_classes) if cnn else build_mlp((784,), workload.num_classes, (200,))
         algorithm, estimator = ALGORITHMS.find("fed_avg")(), build_minibatch(model, workload.batch_size)
@@ -79,21 +89,23 @@ class _FedAvg(_Rounds):
         self._number = 0
 
     def prepare(self, round_number: int) -> Any:
+        """Loads the examples of a round's clients."""
         rows = []
         for client in self._workload.cohort(round_number):
             x, y = self._workload.client_data(client)
             rows.append(collections.OrderedDict(x=x, y=y.astype(np.int64), num_examples=np.int32(len(y))))
-        stateless = [self._process.init_client(self._state)] * len(rows)
-        return stateless, ClientValues.from_members(self._data_type, rows).stack()
+        stateless = [self.process.init_client(self.state)] * len(rows)
+        return stateless, ClientValues.from_members(self.data_type, rows).stack()
 
     def run(self, prepared: Any) -> dict[str, np.ndarray]:
+        """Runs a round; returns the new weights."""
         states, data = prepared
         size = len(states)
         self._number += 1
         hparams = {"learning_rate": self._workload.learning_rate, "local_steps": self._workload.local_steps}
         params = self._params(self._number, {}, hparams, size)
-        self._state, _, _ = self._process.next(self._state, states, data, params)
-        weights = self._state["algorithm"]["weights"].values()
+        self.state, _, _ = self.process.next(self.state, states, data, params)
+        weights = self.state["algorithm"]["weights"].values()
         return {name: np.asarray(value) for name, value in zip(self._names, weights, strict=True)}
 
 
@@ -142,15 +154,15 @@ class _MrMtl(_Rounds):
             collections.OrderedDict(x=x[:padded], y=y[:padded], num_examples=np.int32(size))
             for x, y, size, padded in zip(silos.x, silos.y, sizes, padded_sizes(sizes, model), strict=True)
         ]
-        self._data = ClientValues.from_members(self._data_type, rows).stack()
-        self._states = [self._process.init_client(self._state)] * len(sizes)
+        self._data = ClientValues.from_members(self.data_type, rows).stack()
+        self._states = [self.process.init_client(self.state)] * len(sizes)
 
     def prepare(self, round_number: int) -> Any:
         return round_number
 
     def run(self, prepared: Any) -> dict[str, np.ndarray]:
         params = self._params(prepared, self._mechanism, self._hparams, len(self._data))
-        self._state, self._states, _ = self._process.next(self._state, self._states, self._data, params)
+        self.state, self._states, _ = self.process.next(self.state, self._states, self._data, params)
         if isinstance(self._states, ClientValues):
             weights = self._states.columns()["weights"]
         else:

@@ -123,6 +123,10 @@ class Pool:
         words += [f"{self.num_late} late"] if self.num_late else []
         return ", ".join(words)
 
+    def pids(self) -> list[int]:
+        """Returns the process numbers of the workers that have started, on their own machines."""
+        return [member.pid for member in self._members if member.name != "starting"]
+
     def share(self, value: Any) -> Any:
         """Puts a value into Ray's object store; returns the reference that workers read the value by."""
         return ray.put(value)
