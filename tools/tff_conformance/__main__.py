@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tools.tff_conformance.known import PAGE, KnownFailure, known_failures, known_files
 
-_PYTHON = "tensorflow_federated/python"
+_PACKAGE = "tensorflow_federated"
 _SECONDS_FOR_A_FILE = 3600
 _ENGINES = {"tensors": "inprocess", "numpy": "inprocess-numpy"}
 
@@ -29,9 +29,13 @@ def main(arguments: list[str] | None = None) -> int:
     Returns:
       The exit status: 1 after a failure that the page does not list, else 0.
     """
-    parser = argparse.ArgumentParser(prog="python -m tools.tff_conformance", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.tff_conformance", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("source_tree", type=Path, help="checkout of TensorFlow Federated at the installed version")
-    parser.add_argument("--file", action="append", help=f"one test file, below {_PYTHON}; default: all files of the page")
+    parser.add_argument(
+        "--file", action="append", help=f"one test file, below {_PACKAGE}; default: all files of the page"
+    )
     parser.add_argument(
         "--values",
         choices=[*_ENGINES],
@@ -41,12 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--stock", action="store_true", help="run on TFF's own context, for comparison")
     options = parser.parse_args(arguments)
     tree = options.source_tree.resolve()
-    if not (tree / _PYTHON).is_dir():
-        parser.error(f"{tree} has no folder {_PYTHON}")
+    if not (tree / _PACKAGE).is_dir():
+        parser.error(f"{tree} has no folder {_PACKAGE}")
     page = PAGE.read_text()
     files = options.file or list(known_files(page))
     engine = "stock" if options.stock else _ENGINES[options.values]
-    known = [] if options.stock else [row for row in known_failures(page) if row.as_numpy or options.values == "tensors"]
+    known = (
+        [] if options.stock else [row for row in known_failures(page) if row.as_numpy or options.values == "tensors"]
+    )
     found: dict[str, dict[str, str] | None] = {}
     for file in files:
         found[file] = run_file(tree, file, engine)
@@ -66,7 +72,7 @@ def run_file(tree: Path, file: str, engine: str) -> dict[str, str] | None:
     """
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "tools.tff_conformance.run_file", str(tree), f"{_PYTHON}/{file}", engine]
+        command = [sys.executable, "-m", "tools.tff_conformance.run_file", str(tree), f"{_PACKAGE}/{file}", engine]
         with (Path(folder) / "log").open("w+") as log:
             try:
                 subprocess.run(
@@ -123,7 +129,9 @@ def differences(
 def _counted(outcomes: Mapping[str, str] | None) -> str:
     if outcomes is None:
         return "no results"
-    counts = [f"{sum(own == outcome for own in outcomes.values())} {outcome}" for outcome in ("passes", "fails", "is skipped")]
+    counts = [
+        f"{sum(own == outcome for own in outcomes.values())} {outcome}" for outcome in ("passes", "fails", "is skipped")
+    ]
     return f"{len(outcomes)} tests: {', '.join(counts)}"
 
 

@@ -12,7 +12,7 @@ class KnownFailure:
     """A test of TFF that fails on the in-process engine, and passes on TFF's own context.
 
     Attributes:
-      file: path of the test file, relative to `tensorflow_federated/python`.
+      file: path of the test file, relative to the folder `tensorflow_federated`.
       test: class and method, such as `SumTest.test_empty`.
       kind: one of `CLASSES`.
       as_numpy: whether the test also fails where the engine's results are converted to NumPy arrays and lists.
