@@ -8,7 +8,9 @@ not list, or a file ends without results. A listed test that passes is printed, 
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,7 @@ from pathlib import Path
 from tools.tff_conformance.known import PAGE, KnownFailure, known_failures, known_files
 
 _PACKAGE = "tensorflow_federated"
-_SECONDS_FOR_A_FILE = 3600
+_SECONDS_FOR_A_FILE = 1800
 _ENGINES = {"tensors": "inprocess", "numpy": "inprocess-numpy"}
 
 
@@ -74,18 +76,23 @@ def run_file(tree: Path, file: str, engine: str) -> dict[str, str] | None:
         results = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "tools.tff_conformance.run_file", str(tree), f"{_PACKAGE}/{file}", engine]
         with (Path(folder) / "log").open("w+") as log:
+            process = subprocess.Popen(
+                [*command, f"--xml_output_file={results}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                start_new_session=True,
+            )
             try:
-                subprocess.run(
-                    [*command, f"--xml_output_file={results}"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    timeout=_SECONDS_FOR_A_FILE,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                    check=False,
-                )
+                process.wait(_SECONDS_FOR_A_FILE)
             except subprocess.TimeoutExpired:
-                return None
+                print(f"{file}: ended after {_SECONDS_FOR_A_FILE} seconds", file=sys.stderr)
+            finally:
+                # TFF's own workers may outlive the process that started them.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             outcomes = read_results(results.read_text()) if results.exists() else None
             if outcomes is None:
                 log.seek(0)
