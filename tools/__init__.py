@@ -7,4 +7,5 @@ audit_deps: known vulnerabilities of pinned packages
 tff_conformance: TFF's own tests on the in-process engine
 bazel: targets for tests, and a check without network
 flink: a Flink cluster on this machine
+kuberay: a Ray cluster on Kubernetes
 """
