@@ -143,7 +143,7 @@ def mistakes(manifest: str, schemas: Mapping[str, Any]) -> Iterator[str]:
         yield f"no YAML: {error}"
         return
     kind = document.get("kind") if isinstance(document, dict) else None
-    if kind not in schemas:
+    if not isinstance(kind, str) or kind not in schemas:
         yield f"the kind {kind!r} is not known; the known kinds are {', '.join(schemas)}"
         return
     # OpenAPI 3.0 writes bounds as JSON Schema's draft 4 does.
