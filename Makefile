@@ -18,7 +18,7 @@ TWO_WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock audit-deps wheel demo test test-all test-hurt lint types unit flink-up flink-down test-flink bazel bench bench-beam bench-peers bench-serving table-user-level clean
+.PHONY: help setup lock audit-deps wheel demo test test-all test-hurt lint types unit flink-up flink-down test-flink kuberay bazel bench bench-beam bench-peers bench-serving table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -95,6 +95,9 @@ flink-down:  ## End that cluster
 test-flink: setup  ## Start a Flink cluster, run the Beam jobs on it, end it
 	@trap '$(BIN)/python tools/flink/cluster.py down' EXIT; trap 'exit 130' INT TERM; \
 	flags=$$($(BIN)/python tools/flink/cluster.py up) && TFF_PDP_FLINK="$$flags" $(BIN)/python -m pytest -q tests/flink
+
+kuberay: setup  ## Compare the manifests for Ray on Kubernetes with KubeRay's schema, which is downloaded once
+	$(BIN)/python -m tools.kuberay.check
 
 bazel: setup  ## Query, build and test with Bazel, offline
 	tools/bazel/check

@@ -106,10 +106,6 @@ def first_of(numbers):
             lambda: take_both(ClientValues.from_members(_tff.to_type(np.int32), [1]), {"a": 1}),
             r"argument\.x: expected <int32,float32\[\?\]> per client, not int32",
         ),
-        (
-            lambda: next_round(ONES, [ONES] * 2, [ONES] * 3),
-            r"different numbers of clients: {'argument\.client_state': 2, 'argument\.data': 3}",
-        ),
         (lambda: first_of([1, 1.5]), r"argument\[1\]: expected int32, not 1\.5"),
         (lambda: first_of(tf.data.Dataset.range(3)), r"argument: expected elements of type int32, not int64"),
         (lambda: first_of(3), r"argument: expected a tf\.data\.Dataset or a list of elements, not int"),
@@ -119,6 +115,14 @@ def first_of(numbers):
 def test_an_argument_of_another_type_is_named(call, message):
     with inprocess() as engine, engine.install(), pytest.raises(TypeError, match=message):
         call()
+
+
+def test_different_numbers_of_clients_are_an_error_of_the_same_type_on_all_engines(engine, native_engine):
+    with native_engine.install(), pytest.raises(ValueError, match="Conflicting cardinalities"):
+        next_round(ONES, [ONES] * 2, [ONES] * 3)
+    message = r"Conflicting cardinalities: .* {'argument\.client_state': 2, 'argument\.data': 3}"
+    with engine.install(), pytest.raises(ValueError, match=message):
+        next_round(ONES, [ONES] * 2, [ONES] * 3)
 
 
 # Failures

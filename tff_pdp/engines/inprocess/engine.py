@@ -101,6 +101,7 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         Raises:
           EngineError: the engine is closed, or does not support a part of the computation.
           TypeError: an argument does not match the computation's parameter.
+          ValueError: arguments have different numbers of clients.
           tf.errors.OpError: the computation itself fails.
         """
         with self.computing():

@@ -97,7 +97,8 @@ class LoadedProgram:
         """Divides the arguments of a call, by name, into the server's leaves and the clients' values.
 
         Raises:
-          TypeError: an argument does not match the computation's parameter, or numbers of clients differ.
+          TypeError: an argument does not match the computation's parameter.
+          ValueError: arguments have different numbers of clients. Type and first words are those of TFF's own context.
         """
         shared: dict[str, Leaves] = {}
         own: dict[str, ClientValues] = {}
@@ -118,7 +119,7 @@ class LoadedProgram:
                 raise TypeError(f"{where}: expected a list with one value per client, not {type(value).__name__}")
             sizes[where] = len(own[member.name])
         if len(set(sizes.values())) > 1:
-            raise TypeError(f"arguments have different numbers of clients: {sizes}")
+            raise ValueError(f"Conflicting cardinalities: arguments have different numbers of clients: {sizes}")
         return shared, own
 
     def run(
