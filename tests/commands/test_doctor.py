@@ -17,7 +17,7 @@ from tests.rounding import standard_errors
 from tff_pdp import _tff
 from tff_pdp.cli import main
 from tff_pdp.commands import doctor
-from tff_pdp.engines import base as devices
+from tff_pdp.engines import devices
 from tff_pdp.engines.inprocess import stacked
 from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError

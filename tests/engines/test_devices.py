@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from tff_pdp.engines import base as devices
+from tff_pdp.engines import devices
 from tff_pdp.errors import EngineError
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.whole_models.mr_mtl import build_mr_mtl
-from tff_pdp.engines import base as devices
+from tff_pdp.engines import devices
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError, UserError

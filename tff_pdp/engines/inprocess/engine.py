@@ -11,7 +11,7 @@ from typing import Any, Self
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.engines.base import resolve_device
+from tff_pdp.engines.devices import CPU, Place, find_places
 from tff_pdp.engines.inprocess.clients import Lanes, Mode
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.stacked import CannotStack
@@ -21,6 +21,8 @@ from tff_pdp.settings import ClientParallelism
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
 _CLIENTS_PER_CALL = 256
+# Name of the choice of a device, beside the fingerprints of computations.
+DEVICE_CHOICE = "device"
 
 
 class InProcessEngine(_tff.SyncContext):
@@ -30,7 +32,8 @@ class InProcessEngine(_tff.SyncContext):
     copied when they are passed to the next round.
 
     Attributes:
-      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint.
+      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint; and the device that
+        `auto` chose (`cpu` or `gpu`), under the name `device`.
     """
 
     name = "inprocess"
@@ -41,12 +44,14 @@ class InProcessEngine(_tff.SyncContext):
         device: str = "auto",
         client_parallelism: ClientParallelism = "auto",
         clients_per_call: int = _CLIENTS_PER_CALL,
-        choices: dict[str, Mode] | None = None,
+        choices: dict[str, Any] | None = None,
     ):
         """Builds the engine on a device; the engine is then ready for use.
 
         Args:
-          device: `cpu`, `gpu`, `gpu:N` or `auto`.
+          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call with clients
+            times both and keeps the faster. Several GPUs compute parts of the clients side by side; the results have the
+            same bits for any number of GPUs of one kind.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
             clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
             the first call of each computation and keeps the faster.
@@ -56,25 +61,30 @@ class InProcessEngine(_tff.SyncContext):
         Raises:
           EngineError: the device is absent.
         """
-        self._device = resolve_device(device)
+        self._places = find_places(device)
         self._parallelism = client_parallelism
         self._clients_per_call = clients_per_call
-        self.choices = {} if choices is None else choices
+        self.choices: dict[str, Any] = {} if choices is None else choices
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
-        self._lanes = Lanes(self._device)
+        # Until a device is chosen, calls without clients run on the CPU.
+        self._place = self._places[0]
+        self._is_placed = len(self._places) == 1
+        self._lanes = Lanes(self._place)
         self._closed = False
 
     @property
     def device(self) -> str:
-        """Device that the engine computes on: `cpu` or `gpu:N`."""
-        return self._device.removeprefix("/").lower().replace("cpu:0", "cpu")
+        """Device that the engine computes on: `cpu`, `gpu:N`, `gpu` for several GPUs, or `auto` for the faster one."""
+        if len(self._places) > 1:
+            return "auto"
+        return _kind(self._place) if self._place == CPU or len(self._place) > 1 else self._place[0].strip("/").lower()
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
         """Sends the TFF computations called in this thread inside the `with` block to this engine."""
         self._check_open()
-        with _tff.get_context_stack().install(self):
+        with _tff.installed(self):
             yield self
 
     def close(self) -> None:
@@ -100,10 +110,19 @@ class InProcessEngine(_tff.SyncContext):
           TypeError: an argument does not match the computation's parameter.
           tf.errors.OpError: the computation itself fails.
         """
-        with self._invocation, tf.device(self._device):
+        with self._invocation:
             self._check_open()
             program = self._load(comp)
-            shared, own = program.take(arg)
+            if self._is_placed:
+                return self._run(program, *program.take(arg))
+            with tf.device(CPU[0]):
+                shared, own = program.take(arg)
+            if _has_work(program, own):
+                self._choose_place(program, shared, own)
+            return self._run(program, shared, own)
+
+    def _run(self, program: LoadedProgram, shared: Any, own: Any) -> Any:
+        with tf.device(self._place[0]):
             if program.mode is None:
                 program.mode = self._choose_mode(program, shared, own)
             try:
@@ -135,10 +154,40 @@ class InProcessEngine(_tff.SyncContext):
         self._programs.move_to_end(key)
         return self._programs[key]
 
+    def _choose_place(self, program: LoadedProgram, shared: Any, own: Any) -> None:
+        """Takes the recorded device, or times the CPU and the GPUs on some of the clients and takes the faster."""
+        chosen = self.choices.get(DEVICE_CHOICE)
+        if chosen is None:
+            seconds = {_kind(place): self._seconds_on(place, program, shared, own) for place in self._places}
+            chosen = min(seconds, key=lambda kind: seconds[kind])
+            told = ", ".join(f"{kind}: {1000 * spent:.1f} ms" for kind, spent in seconds.items())
+            _logger.info("computes on the %s (%s)", chosen, told)
+            self.choices[DEVICE_CHOICE] = chosen
+        self._place = next(place for place in self._places if _kind(place) == chosen)
+        self._lanes.use(self._place)
+        self._is_placed = True
+
+    def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
+        """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
+        self._lanes.use(place)
+        forms: tuple[Mode, ...] = ("loop", "vectorized") if self._parallelism == "auto" else (self._parallelism,)
+        seconds = []
+        try:
+            with tf.device(place[0]):
+                for mode in forms:
+                    with contextlib.suppress(CannotStack):
+                        seconds.append(program.time(shared, own, mode, self._clients_per_call))
+                return min(seconds) if seconds else program.time(shared, own, "loop", self._clients_per_call)
+        except tf.errors.OpError as error:
+            # If the data are at fault, the CPU has failed before, or will.
+            if place == CPU:
+                raise
+            _logger.info("the GPU is not used, because %s", str(error).splitlines()[0])
+            return math.inf
+
     def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
         """Chooses the mode for further calls; None if this call has no clients to time."""
-        have_work = any(level.clients or level.aggregations for level in program.program.levels)
-        if not have_work or not own or not len(next(iter(own.values()))):
+        if not _has_work(program, own):
             return None
         # A fingerprint needs all graphs to be read, so it is computed only when it is used.
         if self.choices and program.fingerprint in self.choices:
@@ -155,3 +204,13 @@ class InProcessEngine(_tff.SyncContext):
             ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
         )
         return mode
+
+
+def _kind(place: Place) -> str:
+    return "cpu" if place == CPU else "gpu"
+
+
+def _has_work(program: LoadedProgram, own: Any) -> bool:
+    """Returns whether a call with these clients' values has clients to compute."""
+    has_steps = any(level.clients or level.aggregations for level in program.program.levels)
+    return bool(has_steps and own and len(next(iter(own.values()))))

@@ -119,23 +119,32 @@ class LoadedProgram:
         Raises:
           tf.errors.OpError: the computation fails in both modes.
         """
-        few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
         try:
-            vectorized = self._time(shared, few, "vectorized", clients_per_call)
+            vectorized = self.time(shared, own, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
                 # If the data are at fault, the loop fails as well, and the error is raised.
-                self.run(shared, few, "loop", clients_per_call)
+                self.run(shared, _few(own), "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
-        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+        return {"vectorized": vectorized, "loop": self.time(shared, own, "loop", clients_per_call)}
 
-    def _time(
+    def time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
     ) -> float:
-        self.run(shared, own, mode, clients_per_call)  # Traces.
+        """Returns the seconds of a call on some of the clients, after a first one that traces; discards the results.
+
+        Raises:
+          CannotStack: the mode stacks clients, and the computation cannot run on stacks.
+          tf.errors.OpError: the computation fails.
+        """
+        few = _few(own)
+        self.run(shared, few, mode, clients_per_call)
+        # A GPU may still be computing what was asked for.
+        tf.test.experimental.sync_devices()
         started = time.perf_counter()
-        self.run(shared, own, mode, clients_per_call)
+        self.run(shared, few, mode, clients_per_call)
+        tf.test.experimental.sync_devices()
         return time.perf_counter() - started
 
     def _run_server(self, number: int, server: dict[str, Leaves], sums: Leaves, num_clients: int) -> Leaves:
@@ -211,6 +220,11 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
+
+
+def _few(own: Mapping[str, ClientValues]) -> dict[str, ClientValues]:
+    """Selects the clients of a timed trial."""
+    return {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
 
 
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
