@@ -401,13 +401,19 @@ class Reproduce(Reporting):
 
 
 class Doctor(Reporting):
-    """Show versions and devices, and test the engines on each device."""
+    """Show versions and devices, and test the engines on each device.
+
+    Attributes:
+      device: cpu, gpu, gpu:N or auto: test this device alone, convolutions included, and time a round.
+    """
+
+    device: str | None = None
 
     def run(self) -> Outcome:
         """Lists versions and devices, and tests the engines."""
         from tff_pdp.commands.doctor import examine
 
-        content, text = examine()
+        content, text = examine(self.device)
         return Outcome(text, content, 0 if content["healthy"] else 1)
 
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
@@ -20,6 +19,7 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.engines.devices import gpus, use_deterministic_operations
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, plan_releases, release_before_training
@@ -310,10 +310,21 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "clients_per_call": training.clients_per_call,
             "choices": choices,
         }
+    if is_deterministic(config):
+        # Before the engine takes the GPU: kernels that are built earlier keep their order of additions.
+        use_deterministic_operations()
     with running_engine(training.engine, training.device, **options) as engine:
-        if engine.device != "cpu" and training.deterministic_operations and config.privacy.is_private:
-            tf.config.experimental.enable_op_determinism()
         yield engine
+
+
+def is_deterministic(config: ExperimentConfig) -> bool:
+    """Returns whether the experiment's engine uses only operations whose sums are reproducible to the bit.
+
+    True if noise is added, the engine may take a GPU of this machine, and `training.deterministic_operations` is set.
+    """
+    training = config.training
+    may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
+    return may_take_gpu and training.deterministic_operations and config.privacy.is_private
 
 
 def build_model(config: ExperimentConfig) -> Model:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.engines.devices import gpu_arithmetic
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
@@ -164,9 +165,18 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 
 
 def arithmetic_here(config: ExperimentConfig, device: str) -> Mapping[str, Any]:
-    """Returns the conditions that decide how a round's sums are rounded on this machine."""
-    is_cpu, generator = device == "cpu", config.privacy.generator
-    return arithmetic_of(config.training.engine, device, is_deterministic=is_cpu, generator=generator)
+    """Returns the conditions that decide how a round's sums are rounded on this machine.
+
+    Assumes: on the CPU, tests of this project; on a GPU, what `gpu_arithmetic` assumes.
+    """
+    gpu = {} if device == "cpu" else gpu_arithmetic()
+    return arithmetic_of(
+        config.training.engine,
+        device,
+        is_deterministic=gpu is not None,
+        generator=config.privacy.generator,
+        gpu=gpu or {},
+    )
 
 
 def take_over(

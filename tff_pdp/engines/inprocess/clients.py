@@ -28,7 +28,7 @@ NUM_LANES = 8
 
 
 class Lanes:
-    """Runs functions side by side: on the CPU as many at once as cores, at most `NUM_LANES`; on each GPU one at a time."""
+    """Runs functions side by side: on the CPU as many as cores, at most `NUM_LANES`; on each GPU one at a time."""
 
     def __init__(self, devices: Sequence[str]):
         self._pools: list[concurrent.futures.ThreadPoolExecutor] = []
