@@ -64,6 +64,8 @@ class Round:
       run: computes the round from that state; returns all results as one float64 array.
       noised: computes the same round with noise of deviation `NOISE_STDDEV`; None if noise is a part of the round.
       tolerance: largest difference of two right results, in any entry.
+      is_repeatable: whether the round has the same bits each time, with deterministic operations. TFF's own noise comes
+        from operations without a seed, which deterministic operations refuse.
       reference: what computes the reference: the engine's name and, for ours, how the engine computes clients.
     """
 
@@ -72,6 +74,7 @@ class Round:
     run: Callable[[Any], np.ndarray]
     noised: Callable[[], np.ndarray] | None = None
     tolerance: float = TOLERANCE
+    is_repeatable: bool = True
     reference: tuple[str, str | None] = ("native", None)
 
 
@@ -197,6 +200,7 @@ ROUNDS = {
         lambda: _fed_avg(0.0).initialize(),
         functools.partial(_fed_avg_round, 0.0),
         noised=_noised_fed_avg,
+        is_repeatable=False,
     ),
     "dp_sgd": Round("MR-MTL with DP-SGD", functools.partial(_start, "linear"), functools.partial(_next, "linear")),
     "convolution": Round(

@@ -21,7 +21,7 @@ class EngineOptions(Settings):
 
     Attributes:
       engine: inprocess (default), or native: TFF's C++ worker.
-      device: cpu, gpu, gpu:N, or auto (default): a GPU where there is one.
+      device: cpu, gpu (all GPUs), gpu:N, or auto (default): with a GPU, the faster of CPU and GPU.
       client_parallelism: loop: one call for each client; vectorized: one call for many clients; auto (default): times
         both and keeps the faster.
       clients_per_call: largest number of clients in a call; bounds memory.
