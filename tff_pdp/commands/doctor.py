@@ -84,9 +84,11 @@ def _cases(places: list[str]) -> Iterator[tuple[str, str, str, ClientParallelism
 def _on(device: str) -> Iterator[Case]:
     """Yields the tests of one device, each round's reference first."""
     for name, one in ROUNDS.items():
+        if one.is_repeatable and device != "cpu":
+            # Before this round's computations are traced, and after the rounds that draw without a seed.
+            devices.use_deterministic_operations()
         engine, parallelism = one.reference
         yield Case(name, engine, "cpu", parallelism)  # pyright: ignore[reportArgumentType]
-    for name in ROUNDS:
         for parallelism in _forms(name):
             yield Case(name, "inprocess", device, parallelism, is_repeated=True)
 
@@ -132,8 +134,6 @@ def _run(case: Case) -> tuple[np.ndarray, np.ndarray | None, float | None]:
     one, choices = ROUNDS[case.round], {}
     options = {} if case.parallelism is None else {"client_parallelism": case.parallelism, "choices": choices}
     noise = seconds = None
-    if case.is_repeated and one.is_repeatable and case.device != "cpu":
-        devices.use_deterministic_operations()
     with running_engine(case.engine, case.device, **options):
         start = one.start()
         values = one.run(start)

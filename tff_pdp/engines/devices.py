@@ -84,8 +84,10 @@ def gpus() -> list[str]:
 def use_deterministic_operations() -> None:
     """Makes TensorFlow use only kernels whose sums are reproducible to the bit, for the rest of the process.
 
-    An operation without such a kernel raises `tf.errors.UnimplementedError` on a GPU. The setting counts for kernels
-    that are built later, so an engine that takes a GPU is built after this call.
+    An operation without such a kernel raises `tf.errors.UnimplementedError` on a GPU, and an operation that draws without
+    a seed `tf.errors.InvalidArgumentError` on each device. The setting counts for computations that are traced later,
+    and for kernels that are built later, so an engine that takes a GPU is built after this call. Results on the CPU keep
+    their accuracy, but not all bits: some functions of TensorFlow, such as the cross entropy, use other operations.
     """
     tf.config.experimental.enable_op_determinism()
 
@@ -118,7 +120,6 @@ def gpu_arithmetic() -> Mapping[str, str] | None:
     details = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     cards = {f"{card.get('device_name')} {card.get('compute_capability')}" for card in details}
     return {
-        "operations": "deterministic",
         "cards": "; ".join(sorted(cards)),
         "driver": _DRIVER.read_text().splitlines()[0] if _DRIVER.is_file() else "unknown",
         "libraries": ", ".join(libraries),

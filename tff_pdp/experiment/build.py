@@ -19,7 +19,7 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
-from tff_pdp.engines.devices import gpus, use_deterministic_operations
+from tff_pdp.engines.devices import are_operations_deterministic, gpus, use_deterministic_operations
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
 from tff_pdp.experiment.before_training import SiloReleases, plan_releases, release_before_training
@@ -92,6 +92,7 @@ def build_method(config: ExperimentConfig, name: str) -> Method:
     """
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
+    choose_operations(config)
     clients, privacy = open_clients(config), config.privacy
     # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
     model, methods = build_methods(config, len(clients.client_ids))
@@ -281,6 +282,8 @@ def computations_key(
         # Clip norm, noise and expected cohort are in the server's state.
         "users": user_sum and [repr(user_sum), privacy.batch_size],
         "batches of plain gradients": algorithm.needs_plain_gradients and privacy.batch_size,
+        # Tracing chooses operations.
+        "deterministic": are_operations_deterministic(),
     }
     return json.dumps(decisive, sort_keys=True)
 
@@ -310,21 +313,21 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "clients_per_call": training.clients_per_call,
             "choices": choices,
         }
-    if is_deterministic(config):
-        # Before the engine takes the GPU: kernels that are built earlier keep their order of additions.
-        use_deterministic_operations()
+    choose_operations(config)
     with running_engine(training.engine, training.device, **options) as engine:
         yield engine
 
 
-def is_deterministic(config: ExperimentConfig) -> bool:
-    """Returns whether the experiment's engine uses only operations whose sums are reproducible to the bit.
+def choose_operations(config: ExperimentConfig) -> None:
+    """Makes operations deterministic if the experiment adds noise, may use a GPU here, and does not forbid it.
 
-    True if noise is added, the engine may take a GPU of this machine, and `training.deterministic_operations` is set.
+    Called before computations are traced, and before an engine takes the GPU: TensorFlow's functions choose operations
+    while they are traced, and kernels that are built keep their order of additions.
     """
     training = config.training
     may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
-    return may_take_gpu and training.deterministic_operations and config.privacy.is_private
+    if may_take_gpu and training.deterministic_operations and config.privacy.is_private:
+        use_deterministic_operations()
 
 
 def build_model(config: ExperimentConfig) -> Model:

@@ -56,6 +56,12 @@ def test_fewer_processors_decide(monkeypatch):
     assert here() != {**before, "processors": len(before)} and here()["processors"] == 1
 
 
+def test_deterministic_operations_decide_on_the_cpu_as_well(monkeypatch):
+    before = here()
+    monkeypatch.setattr("tff_pdp.engines.devices.are_operations_deterministic", lambda: True)
+    assert (before["operations"], here()["operations"]) == ("any", "deterministic")
+
+
 def test_a_gpu_decides():
     card = arithmetic_of("inprocess", "gpu:0", is_deterministic=True, gpu={"cards": "one 9.0", "trial": "0123"})
     assert card == arithmetic_of("inprocess", "gpu:0", is_deterministic=True, gpu={"cards": "one 9.0", "trial": "0123"})

@@ -50,6 +50,8 @@ def arithmetic_of(
     # Imported only where rounds are run: readers of records do not need it.
     import tensorflow as tf
 
+    from tff_pdp.engines.devices import are_operations_deterministic
+
     found: dict[str, str | int] = {
         "sources": _SOURCES,
         "engine": engine,
@@ -59,6 +61,8 @@ def arithmetic_of(
         "processors": len(os.sched_getaffinity(0)),
         **{library: metadata.version(library) for library in _LIBRARIES},
         "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        # On the CPU as well, they are other operations.
+        "operations": "deterministic" if are_operations_deterministic() else "any",
         "jit": str(tf.config.optimizer.get_jit()),
         "build": f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
         "variables": json.dumps(_variables()),

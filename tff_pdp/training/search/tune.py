@@ -293,9 +293,9 @@ def _check_repeated(
         tell_registry(config, writer.begun)
         if saved.ledger and not writer.begun.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
-                f"{folder}: the search was started on another processor, on a GPU whose bits may differ, with another version of this "
-                "project, or with other versions or settings of TensorFlow, so its releases cannot be repeated "
-                "to the same bits: resume it as it was started, or give --overwrite to start again"
+                f"{folder}: the search was started on another processor, on a GPU whose bits may differ, with another "
+                "version of this project, or with other versions or settings of TensorFlow, so its releases cannot be "
+                "repeated to the same bits: resume it as it was started, or give --overwrite to start again"
             )
 
 
