@@ -1,4 +1,4 @@
-"""The workloads run with deterministic operations, as noised training on a GPU does, and repeat their bits on the CPU."""
+"""The workloads run with deterministic operations, as noised training on a GPU does, and repeat their bits."""
 
 import os
 import subprocess

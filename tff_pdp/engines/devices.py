@@ -84,10 +84,11 @@ def gpus() -> list[str]:
 def use_deterministic_operations() -> None:
     """Makes TensorFlow use only kernels whose sums are reproducible to the bit, for the rest of the process.
 
-    An operation without such a kernel raises `tf.errors.UnimplementedError` on a GPU, and an operation that draws without
-    a seed `tf.errors.InvalidArgumentError` on each device. The setting counts for computations that are traced later,
-    and for kernels that are built later, so an engine that takes a GPU is built after this call. Results on the CPU keep
-    their accuracy, but not all bits: some functions of TensorFlow, such as the cross entropy, use other operations.
+    An operation without such a kernel raises `tf.errors.UnimplementedError` on a GPU. An operation that draws without a
+    seed raises `tf.errors.InvalidArgumentError` on each device. The setting counts for computations that are traced
+    later, and for kernels that are built later, so an engine that takes a GPU is built after this call. Results on the
+    CPU keep their accuracy, but not all bits: some functions of TensorFlow, such as the cross entropy, use other
+    operations.
     """
     tf.config.experimental.enable_op_determinism()
 
