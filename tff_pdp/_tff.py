@@ -155,7 +155,7 @@ def installed(context: SyncContext) -> Iterator[None]:
     out of order if only a generator or an `ExitStack` keeps the block open, and that object is dropped.
     """
     # The list of this thread: an abandoned generator may be ended by another thread, which has a list of its own.
-    stack = get_context_stack()._stack  # pyright: ignore[reportAttributeAccessIssue]
+    stack: list[Any] = get_context_stack()._stack  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
     stack.append(context)
     try:
         yield

@@ -64,7 +64,7 @@ def examine(device: str | None = None) -> tuple[dict[str, Any], str]:
     versions = {"python": platform.python_version(), **installed}
     found = devices.gpus()
     references: dict[str, np.ndarray | None] = {}
-    cases = _cases(["cpu", *(f"gpu:{number}" for number in range(len(found)))]) if device is None else _on(device)
+    cases: Any = _cases(["cpu", *(f"gpu:{number}" for number in range(len(found)))]) if device is None else _on(device)
     tests = [_test(Case(*case), references) for case in cases]
     content = {"versions": versions, "gpus": found, "tests": tests, "healthy": all(test["passed"] for test in tests)}
     return content, _text(content)

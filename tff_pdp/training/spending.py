@@ -28,7 +28,7 @@ _SHARE = 100
 class Choices(dict[str, str]):
     """Maps each computation's fingerprint to the mode in which the engine computes clients, such as one by one.
 
-    Results of different modes are rounded differently. So each choice is on the run's record before a result is used.
+    If `--device auto` has chosen a device, `device` maps to it. Results of different modes and devices are rounded differently. So each choice is on the run's record before a result is used.
     A resumed run uses the recorded mode; if two copies of a run choose different modes, only one copy can continue.
     """
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import tensorflow as tf
@@ -78,7 +78,7 @@ class InProcessEngine(_tff.SyncContext):
         """Device that the engine computes on: `cpu`, `gpu:N`, `gpu` for several GPUs, or `auto` for the faster one."""
         if len(self._places) > 1:
             return "auto"
-        return _kind(self._place) if self._place == CPU or len(self._place) > 1 else self._place[0].strip("/").lower()
+        return "gpu" if len(self._place) > 1 else self._place[0].strip("/").lower().replace("cpu:0", "cpu")
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
@@ -170,7 +170,7 @@ class InProcessEngine(_tff.SyncContext):
     def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
         """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
         self._lanes.use(place)
-        forms: tuple[Mode, ...] = ("loop", "vectorized") if self._parallelism == "auto" else (self._parallelism,)
+        forms: Sequence[Mode] = ["loop", "vectorized"] if self._parallelism == "auto" else [self._parallelism]
         seconds = []
         try:
             with tf.device(place[0]):
