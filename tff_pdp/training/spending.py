@@ -28,8 +28,10 @@ _SHARE = 100
 class Choices(dict[str, str]):
     """Maps each computation's fingerprint to the mode in which the engine computes clients, such as one by one.
 
-    If `--device auto` has chosen a device, `device` maps to it. Results of different modes and devices are rounded differently. So each choice is on the run's record before a result is used.
-    A resumed run uses the recorded mode; if two copies of a run choose different modes, only one copy can continue.
+    If `training.device` is `auto` and there is a GPU, `device` maps to the kind of device that the engine took. Results
+    of different modes and devices are rounded differently. So each choice is on the run's record before a result is
+    used. A resumed run repeats the recorded choices; if two copies of a run choose differently, only one copy can
+    continue.
     """
 
     def __init__(self, folder: Path | None = None):

@@ -49,8 +49,8 @@ class InProcessEngine(_tff.SyncContext):
         """Builds the engine on a device; the engine is then ready for use.
 
         Args:
-          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call with clients
-            times both and keeps the faster. Several GPUs compute parts of the clients side by side; a different number
+          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call that aggregates
+            clients' values times both and keeps the faster. Several GPUs compute parts of the clients side by side; a different number
             of GPUs of one kind changes no bit of the results.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
             clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
@@ -67,7 +67,7 @@ class InProcessEngine(_tff.SyncContext):
         self.choices: dict[str, Any] = {} if choices is None else choices
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
-        # Until a device is chosen, calls without clients run on the CPU.
+        # Until a device is chosen, calls run on the CPU.
         self._place = self._places[0]
         self._is_placed = len(self._places) == 1
         self._lanes = Lanes(self._place)
@@ -78,7 +78,8 @@ class InProcessEngine(_tff.SyncContext):
         """Device that the engine computes on: `cpu`, `gpu:N`, `gpu` for several GPUs, or `auto` for the faster one."""
         if len(self._places) > 1:
             return "auto"
-        return "gpu" if len(self._place) > 1 else self._place[0].strip("/").lower().replace("cpu:0", "cpu")
+        names = [device.strip("/").lower().replace("cpu:0", "cpu") for device in self._place]
+        return names[0] if len(names) == 1 else "gpu"
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
@@ -117,7 +118,8 @@ class InProcessEngine(_tff.SyncContext):
                 return self._run(program, *program.take(arg))
             with tf.device(CPU[0]):
                 shared, own = program.take(arg)
-            if _has_work(program, own):
+            # Clients' first states, which nothing aggregates, say little of a round.
+            if _has_work(program, own) and any(level.aggregations for level in program.program.levels):
                 self._choose_place(program, shared, own)
             return self._run(program, shared, own)
 
@@ -170,7 +172,9 @@ class InProcessEngine(_tff.SyncContext):
     def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
         """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
         self._lanes.use(place)
-        forms: Sequence[Mode] = ["loop", "vectorized"] if self._parallelism == "auto" else [self._parallelism]
+        parallelism = self._parallelism
+        modes: dict[ClientParallelism, Sequence[Mode]] = {"loop": ["loop"], "vectorized": ["vectorized"]}
+        forms = modes.get(parallelism, ["loop", "vectorized"])
         seconds = []
         try:
             with tf.device(place[0]):
