@@ -95,13 +95,14 @@ def test_a_resumed_run_goes_on_with_the_device_that_was_chosen(experiment, monke
     another = ("/device:CPU:0",)
     monkeypatch.setattr(engines, "find_places", lambda name: [engines.CPU, another])
     monkeypatch.setattr(spending, "gpu_arithmetic", lambda: {"trial": "0123"})
-    times = iter([2.0, 1.0])
+    # Of the engine that releases statistics before training, and of the engine that trains.
+    times = iter([2.0, 1.0] * 2)
     monkeypatch.setattr(LoadedProgram, "time", lambda *arguments: next(times))
     settings = {"training__device": "auto", "training__client_parallelism": "loop"}
     config = experiment("stopped", **settings, training__checkpoint_every=2, privacy__noise_multiplier=30.0)
     with monkeypatch.context() as patch:
         stop_before(patch, 4)
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match="the power went out"):
             train(config, "fed_avg", progress=False)
     folder = config.algorithm_folder("fed_avg")
     charges = read_charges(folder)

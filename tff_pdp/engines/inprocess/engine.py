@@ -49,9 +49,9 @@ class InProcessEngine(_tff.SyncContext):
         """Builds the engine on a device; the engine is then ready for use.
 
         Args:
-          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call that aggregates
-            clients' values times both and keeps the faster. Several GPUs compute parts of the clients side by side; a different number
-            of GPUs of one kind changes no bit of the results.
+          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call that
+            aggregates clients' values times both and keeps the faster. Several GPUs compute parts of the clients side by
+            side; a different number of GPUs of one kind changes no bit of the results.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
             clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
             the first call of each computation and keeps the faster.
