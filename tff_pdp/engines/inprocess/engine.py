@@ -50,8 +50,8 @@ class InProcessEngine(_tff.SyncContext):
 
         Args:
           device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call that
-            aggregates clients' values times both and keeps the faster. Several GPUs compute parts of the clients side by
-            side; a different number of GPUs of one kind changes no bit of the results.
+            aggregates clients' values times both and keeps the faster. Several GPUs compute parts of the clients side
+            by side; a different number of GPUs of one kind changes no bit of the results.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
             clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
             the first call of each computation and keeps the faster.
@@ -172,9 +172,8 @@ class InProcessEngine(_tff.SyncContext):
     def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
         """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
         self._lanes.use(place)
-        parallelism = self._parallelism
-        modes: dict[ClientParallelism, Sequence[Mode]] = {"loop": ["loop"], "vectorized": ["vectorized"]}
-        forms = modes.get(parallelism, ["loop", "vectorized"])
+        modes: dict[str, Sequence[Mode]] = {"loop": ["loop"], "vectorized": ["vectorized"]}
+        forms = modes.get(self._parallelism, ["loop", "vectorized"])
         seconds = []
         try:
             with tf.device(place[0]):
