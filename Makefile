@@ -1,17 +1,21 @@
 # make demo   sets up, then goes from raw data to served personal models
 # make test   sets up, then runs every gate
 # make test-all   sets up, then runs every gate with the tests that are too long for every change
-# make bench  sets up, then measures seconds per round
+# make bench  sets up, then measures seconds per round; DEVICE=gpu on a GPU, after make setup GPU=1
 # make test-flink  sets up, then runs the Beam jobs on a real Flink cluster on this machine
 # make table-user-level  sets up, then compares methods of user-level DP on real writers
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
+CUDA := $(VENV)/.cuda
 PACKAGES := $(VENV)/.packages
 # What the product needs, which is in the wheel; and what development needs besides.
 LOCKS := tff_pdp/requirements.txt requirements-dev.txt
 DATA ?=
+DEVICE ?= cpu
+# GPU=1: CUDA's libraries as well.
+GPU ?=
 PEERS := .venv-bench
 # Groups of tests begin in the order of tests/budget.py: the heaviest first.
 TWO_WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
@@ -24,7 +28,16 @@ export MPLBACKEND := Agg
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-setup: $(STAMP)  ## Build .venv from the locked requirements (skipped when up to date)
+setup: $(STAMP) $(if $(GPU),$(CUDA))  ## Build .venv from the locked requirements (skipped when up to date); GPU=1 adds CUDA's libraries (3 GB)
+
+# Beside TensorFlow, which looks for them there.
+$(CUDA): tff_pdp/requirements-gpu.txt $(PACKAGES)
+	if command -v uv >/dev/null; then \
+	  uv pip install -q --no-config --python $(BIN)/python --no-deps --require-hashes -r $< ; \
+	else \
+	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile --no-deps --require-hashes -r $< ; \
+	fi
+	@touch $@
 
 # Its commands and version; in seconds, where the packages are there.
 $(STAMP): pyproject.toml $(PACKAGES)
@@ -51,10 +64,12 @@ $(PACKAGES): $(LOCKS)
 	@touch $@
 
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url -q
-# No package is in both.
-lock: setup  ## Resolve pyproject.toml again into tff_pdp/requirements.txt and requirements-dev.txt, pinned and hashed
+BESIDE_RUNTIME = -c tff_pdp/requirements.txt $$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' tff_pdp/requirements.txt)
+# No package is in two.
+lock: setup  ## Resolve pyproject.toml again into tff_pdp/requirements.txt, requirements-gpu.txt beside it and requirements-dev.txt
 	$(RESOLVE) -o tff_pdp/requirements.txt
-	$(RESOLVE) -o requirements-dev.txt --extra dev -c tff_pdp/requirements.txt $$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' tff_pdp/requirements.txt)
+	$(RESOLVE) -o requirements-dev.txt --extra dev $(BESIDE_RUNTIME)
+	$(RESOLVE) -o tff_pdp/requirements-gpu.txt --extra gpu $(BESIDE_RUNTIME)
 
 audit-deps: setup  ## Compare the pins with the list of known vulnerabilities in tools/audit_deps.toml
 	$(BIN)/python -m tools.audit_deps
@@ -102,9 +117,9 @@ kuberay: setup  ## Compare the manifests for Ray on Kubernetes with KubeRay's sc
 bazel: setup  ## Query, build and test with Bazel, offline
 	tools/bazel/check
 
-bench: setup  ## Seconds per round beside the floor, stock TFF and the peers that are installed; writes docs/performance.md
-	$(BIN)/python -m benchmarks.rounds.run
-	$(BIN)/python -m benchmarks.rounds.dp_sgd_step
+bench: setup  ## Seconds per round beside the floor, stock TFF and the peers that are installed; writes docs/performance.md; DEVICE=gpu on a GPU
+	$(BIN)/python -m benchmarks.rounds.run --device $(DEVICE)
+	$(if $(filter cpu,$(DEVICE)),$(BIN)/python -m benchmarks.rounds.dp_sgd_step)
 	$(BIN)/python -m benchmarks.rounds.table
 
 bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, beside a Polars script; FULL=1 adds 186 million contacts

@@ -21,14 +21,32 @@ RESULTS = ROOT / "benchmarks" / "results"
 _SAMPLE_SECONDS = 0.1
 
 
-def describe_machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    """Describes processor, usable cores, memory and system, without the host's name."""
+def describe_machine(cpu_info: Path = Path("/proc/cpuinfo"), gpus: Sequence[str] = ()) -> str:
+    """Describes processor, usable cores, memory, system and the GPUs used, without the host's name."""
     fields = dict(line.split(":", 1) for line in cpu_info.read_text().splitlines() if ":" in line)
     facts = {name.strip(): value.strip() for name, value in fields.items()}
     model = f"{facts.get('model name', platform.machine())} (model {facts.get('model', '?')})"
     cores = len(os.sched_getaffinity(0))
     gibibytes = psutil.virtual_memory().total / 2**30
-    return f"{model}, {cores} cores, {gibibytes:.0f} GiB of memory, {platform.system()}; no GPU used"
+    used = " and ".join(gpus) or "no GPU"
+    return f"{model}, {cores} cores, {gibibytes:.0f} GiB of memory, {platform.system()}; {used} used"
+
+
+def gpu_names() -> list[str]:
+    """Returns the names of NVIDIA's GPUs with the version of their driver, such as `NVIDIA H100 (driver 580.1)`.
+
+    Raises:
+      RuntimeError: `nvidia-smi` is absent, or finds no GPU.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeError(f"no GPU can be measured: {' '.join(command)} failed: {error}") from None
+    rows = [line.split(", ") for line in done.stdout.splitlines() if line]
+    if not rows:
+        raise RuntimeError("no GPU can be measured: nvidia-smi finds none")
+    return [f"{name} (driver {driver})" for name, driver in rows]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,8 +57,10 @@ if "tensorflow" in sys.modules and any(name not in os.environ for name in _FOR_R
         f"or set {' and '.join(f'{name}={value}' for name, value in _FOR_ROWS.items())} before Python starts.",
         stacklevel=2,
     )
-# 3 silences notes about CPU features and absent GPUs; failures are Python exceptions and are not affected.
-for _name, _value in (_FOR_ROWS | {"TF_CPP_MIN_LOG_LEVEL": "3"}).items():
+# 3 silences notes about CPU features and absent GPUs; failures are Python exceptions and are not affected. CUDA 11.8
+# loads all kernels at the start unless told otherwise; for a card newer than TensorFlow's machine code, CUDA compiles
+# them first.
+for _name, _value in (_FOR_ROWS | {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_MODULE_LOADING": "LAZY"}).items():
     os.environ.setdefault(_name, _value)
 
 __version__ = "0.1.0"

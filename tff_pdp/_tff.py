@@ -5,12 +5,14 @@ release changes this file alone. Importing this module also removes the executio
 computations run only inside an engine (`tff_pdp.engines.running`).
 """
 
+import contextlib
 import gc
 import importlib.metadata
 import inspect
 import logging
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from tff_pdp.errors import EngineError
@@ -143,6 +145,24 @@ def at_clients(member: object) -> tff.FederatedType:
 def at_server(member: object) -> tff.FederatedType:
     """Returns the TFF type of one value at the server; `member` is the value's type, as `to_type` accepts it."""
     return tff.FederatedType(tff.to_type(member), tff.SERVER)
+
+
+@contextlib.contextmanager
+def installed(context: SyncContext) -> Iterator[None]:
+    """Sends the computations that this thread calls inside the `with` block to a context; blocks may end in any order.
+
+    TFF's own `install` ends by removing the newest context, even if a later block has installed that one. A block ends
+    out of order if only a generator or an `ExitStack` keeps the block open, and that object is dropped.
+    """
+    # The list of this thread: an abandoned generator may be ended by another thread, which has a list of its own.
+    stack: list[Any] = get_context_stack()._stack  # pyright: ignore[reportAttributeAccessIssue, reportAssignmentType]
+    stack.append(context)
+    try:
+        yield
+    finally:
+        # The newest of equal entries: the order of the entries that stay is the same for each of them.
+        place = next(place for place in reversed(range(len(stack))) if stack[place] is context)
+        del stack[place]
 
 
 def worker_binary() -> pathlib.Path:

@@ -16,7 +16,11 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKS = (ROOT / "tff_pdp" / "requirements.txt", ROOT / "requirements-dev.txt")
+LOCKS = (
+    ROOT / "tff_pdp" / "requirements.txt",
+    ROOT / "requirements-dev.txt",
+    ROOT / "tff_pdp" / "requirements-gpu.txt",
+)
 PACKAGES = ("tff_pdp", "beam_pipelines", "serving")
 
 

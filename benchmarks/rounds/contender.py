@@ -25,6 +25,14 @@ import numpy as np
 
 from benchmarks.rounds.workloads import build_workload
 
+# `cpu` or `gpu`: where contenders compute.
+DEVICE_VARIABLE = "TFF_PDP_BENCHMARK_DEVICE"
+
+
+def needs_gpu() -> bool:
+    """Returns whether this process has to compute on a GPU: a contender that has none must not run on the CPU."""
+    return os.environ.get(DEVICE_VARIABLE, "cpu") == "gpu"
+
 
 class Rounds(Protocol):
     """Rounds of one workload, the interface that a contender implements; keeps its state between rounds."""

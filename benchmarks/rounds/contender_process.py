@@ -15,6 +15,7 @@ from typing import IO, Any
 import psutil
 
 from benchmarks.machine import ROOT
+from benchmarks.rounds.contender import DEVICE_VARIABLE
 
 # Number of last lines of stderr that an error's message shows.
 _SHOWN_STDERR_LINES = 5
@@ -136,10 +137,16 @@ class ContenderProcess:
         return "\n".join(lines[-_SHOWN_STDERR_LINES:]) or "nothing on stderr"
 
 
-def contender_environment() -> dict[str, str]:
-    """Returns this process's environment with accelerators hidden: all contenders compute on the same CPU."""
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return {**os.environ, **hidden}
+def contender_environment(device: str = "cpu") -> dict[str, str]:
+    """Returns the environment of contenders: on `cpu` with accelerators hidden, so that all compute on the same CPU.
+
+    On `gpu`, JAX refuses to start without a GPU; contenders on other frameworks ask `contender.needs_gpu`.
+    """
+    if device == "cpu":
+        own = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    else:
+        own = {"JAX_PLATFORMS": "cuda", "CUDA_MODULE_LOADING": "LAZY"}
+    return {**os.environ, **own, "TF_CPP_MIN_LOG_LEVEL": "3", DEVICE_VARIABLE: device}
 
 
 def _peak_rss_kib(process_id: int) -> int:

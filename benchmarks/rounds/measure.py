@@ -1,6 +1,7 @@
 """Measures one workload with several contenders, which take turns round by round; leaves out contenders that fail."""
 
 import contextlib
+import datetime
 import os
 import statistics
 import tempfile
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import describe_machine, gpu_names
 from benchmarks.rounds.contender_process import ContenderError, ContenderProcess, contender_environment
 from benchmarks.rounds.workloads import Workload
 
@@ -29,6 +30,7 @@ def measure(
     repetitions: int,
     timeout_seconds: float,
     on_step: Callable[[str], None] = lambda contender: None,
+    device: str = "cpu",
 ) -> tuple[list[Row], dict[str, str]]:
     """Runs the contenders alternately and checks that they did the same work.
 
@@ -40,11 +42,12 @@ def measure(
         repetitions: Number of recorded rounds, after two that are not recorded.
         timeout_seconds: Largest number of seconds for each answer of a contender.
         on_step: Function called after every round and every check, with the contender's name.
+        device: `cpu`, or `gpu`: where all contenders compute.
 
     Returns:
         One row for each contender that ran to the end, and the errors of the others, by name.
     """
-    recordings = {name: _Recording(command, timeout_seconds) for name, command in commands.items()}
+    recordings = {name: _Recording(command, timeout_seconds, device) for name, command in commands.items()}
     errors: dict[str, str] = {}
     load_before = os.getloadavg()[0]
 
@@ -76,15 +79,15 @@ def measure(
         if difference > CHECK_TOLERANCE:
             errors[name] = f"not the same work: after the check round its weights differ by {difference:.2g}"
         else:
-            rows.append(_build_row(workload, name, recordings[name], difference, load_before))
+            rows.append(_build_row(workload, name, recordings[name], difference, load_before, device))
     return rows, errors
 
 
 class _Recording:
     """Process of a contender, once started, and its measurements."""
 
-    def __init__(self, command: Sequence[str], timeout_seconds: float):
-        self._command, self._timeout_seconds = command, timeout_seconds
+    def __init__(self, command: Sequence[str], timeout_seconds: float, device: str):
+        self._command, self._timeout_seconds, self._device = command, timeout_seconds, device
         self._process: Any = None
         self.versions: dict[str, str] = {}
         self.seconds: list[float] = []
@@ -94,7 +97,7 @@ class _Recording:
         self.check_weights: Mapping[str, np.ndarray] = {}
 
     def start(self) -> None:
-        self._process = ContenderProcess(self._command, contender_environment(), self._timeout_seconds)
+        self._process = ContenderProcess(self._command, contender_environment(self._device), self._timeout_seconds)
         self.versions = self._process.versions
 
     def stop(self) -> None:
@@ -146,7 +149,9 @@ def _largest_difference(weights: Mapping[str, np.ndarray], reference: Mapping[st
     return largest if np.isfinite(largest) else float("inf")
 
 
-def _build_row(workload: Workload, name: str, recording: _Recording, difference: float, load_before: float) -> Row:
+def _build_row(
+    workload: Workload, name: str, recording: _Recording, difference: float, load_before: float, device: str
+) -> Row:
     return {
         "workload": workload.name,
         "contender": name,
@@ -161,6 +166,8 @@ def _build_row(workload: Workload, name: str, recording: _Recording, difference:
         "data": workload.data_source,
         "check_difference": difference,
         "versions": recording.versions,
-        "machine": describe_machine(),
+        "device": device,
+        "machine": describe_machine(gpus=gpu_names() if device == "gpu" else ()),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "load_before": round(load_before, 2),
     }

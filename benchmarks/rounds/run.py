@@ -2,6 +2,7 @@
 
     python -m benchmarks.rounds.run --workloads W2,W3 --contenders floor-tf,stock-tff --repetitions 3
     python -m benchmarks.rounds.run --scaling
+    python -m benchmarks.rounds.run --device gpu
 
 A contender whose environment does not exist is skipped; a contender that fails is reported and left out of the rows.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from benchmarks.machine import RESULTS, ROOT
+from benchmarks.machine import RESULTS, ROOT, gpu_names
 from benchmarks.rounds.measure import WARM_UP_ROUNDS, Row, measure
 from benchmarks.rounds.workloads import WORKLOADS, build_workload
 from tff_pdp.files import replace_text
@@ -35,6 +36,8 @@ CONTENDERS: dict[str, tuple[Path, list[str], Sequence[str]]] = {
     "pfl": (_PEERS / "pfl" / "bin" / "python", ["pfl"], _FED_AVG),
     "pfl-1-thread": (_PEERS / "pfl" / "bin" / "python", ["pfl", "1"], _FED_AVG),
 }
+# TFF's worker has no code for GPUs, and a number of threads decides nothing there.
+_ON_GPU = tuple(name for name in CONTENDERS if name not in ("ours-native", "stock-tff", "pfl-1-thread"))
 _SCALING_CLIENTS = (20, 100, 500)
 _SCALING_POPULATIONS = (10, 100, 1000, 10000)
 
@@ -69,19 +72,31 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks.rounds.run", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--workloads", type=names, help=f"of {','.join(_ALL)}; default: all, with --scaling W2,W3")
-    parser.add_argument("--contenders", type=names, default=list(CONTENDERS), help="default: all that are installed")
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu", help="where all contenders compute")
+    parser.add_argument("--contenders", type=names, help="default: all that are installed and can use the device")
     parser.add_argument("--repetitions", type=int, help="recorded rounds; default: W1 5, W2 9, W3 25")
     parser.add_argument("--clients", type=numbers, help="clients per round (W3: silos), e.g. 20,100,500")
     parser.add_argument("--scaling", action="store_true", help="20 to 500 clients, and populations of 10 to 10000")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for each answer of a contender")
-    parser.add_argument("--output", type=Path, help="default: benchmarks/results/latest.json or scaling.json")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/latest.json, gpu.json or scaling.json")
     options = parser.parse_args(arguments)
     options.workloads = options.workloads or (["W2", "W3"] if options.scaling else list(_ALL))
-    options.output = (options.output or RESULTS / ("scaling.json" if options.scaling else "latest.json")).resolve()
+    is_gpu = options.device == "gpu"
+    options.contenders = options.contenders or list(_ON_GPU if is_gpu else CONTENDERS)
+    name = ("gpu_scaling" if is_gpu else "scaling") if options.scaling else "gpu" if is_gpu else "latest"
+    options.output = (options.output or RESULTS / f"{name}.json").resolve()
     for kind, known in (("workloads", WORKLOADS), ("contenders", CONTENDERS)):
         unknown = [name for name in getattr(options, kind) if name not in known]
         if unknown:
             parser.error(f"unknown {kind}: {', '.join(unknown)}; known: {', '.join(known)}")
+    absent = [name for name in options.contenders if is_gpu and name not in _ON_GPU]
+    if absent:
+        parser.error(f"contenders that cannot use a GPU: {', '.join(absent)}")
+    if is_gpu:
+        try:
+            gpu_names()
+        except RuntimeError as error:
+            parser.error(str(error))
     return options
 
 
@@ -112,7 +127,7 @@ def _measure_one(name: str, clients: int | None, population: int | None, options
             progress.set_postfix_str(contender)
             progress.update()
 
-        rows, errors = measure(workload, commands, repetitions, options.timeout, on_step)
+        rows, errors = measure(workload, commands, repetitions, options.timeout, on_step, options.device)
     for contender, error in errors.items():
         print(f"{name}: {contender} is left out: {error}", file=sys.stderr)
     return rows

@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prog="python -m benchmarks.rounds.table", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--rows", type=Path, default=RESULTS / "latest.json")
+    parser.add_argument("--gpu-rows", type=Path, default=RESULTS / "gpu.json")
     parser.add_argument("--scaling", type=Path, default=RESULTS / "scaling.json")
     parser.add_argument("--dp-sgd-step", type=Path, default=RESULTS / "dp_sgd_step.json")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         text += "\n" + render_scaling(json.loads(options.scaling.read_text(encoding="utf-8")))
     if options.dp_sgd_step.is_file():
         text += "\n" + render_dp_sgd_step(json.loads(options.dp_sgd_step.read_text(encoding="utf-8")))
+    if options.gpu_rows.is_file():
+        text += "\n" + render(json.loads(options.gpu_rows.read_text(encoding="utf-8")))
     document = replace_between_markers(options.document.read_text(encoding="utf-8"), text)
     replace_text(options.document, document)
 
@@ -62,7 +65,9 @@ def render(rows: Sequence[Row]) -> str:
     versions = "\n".join(f"- {contender}: {packages}" for contender, packages in _versions(rows).items())
     machines = "; ".join(sorted({row["machine"] for row in rows}))
     loads = [row["load_before"] for row in rows]
-    machine = f"Machine: {machines}. Load before a workload (1-minute average): {min(loads)} to {max(loads)}.\n"
+    machine = f"Machine: {machines}. Load before a workload (1-minute average): {min(loads)} to {max(loads)}."
+    dates = sorted({row["date"] for row in rows if "date" in row})
+    machine += f" Measured on {', '.join(dates)}.\n" if dates else "\n"
     return "\n".join([machine, *parts, f"Versions:\n\n{versions}\n"])
 
 
@@ -105,7 +110,8 @@ def _groups(rows: Iterable[Row]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
         size = f"{row['clients_per_round']} of {row['population']} clients"
-        title = f"{row['workload']}: {size}, {row['data']} data, median of {row['repetitions']} rounds"
+        where = " on a GPU" if row.get("device") == "gpu" else ""
+        title = f"{row['workload']}{where}: {size}, {row['data']} data, median of {row['repetitions']} rounds"
         groups.setdefault(title, []).append(row)
     return groups
 

@@ -72,13 +72,12 @@ class FarFedAvgRounds(FedAvgRounds):
 
     def __init__(self, workload: FedAvgWorkload, num_workers: int, client_parallelism: str):
         """Starts the workers, with one core each."""
-        options = {"num_workers": num_workers, "cpus_per_worker": 1}
         self.engine: Any = build_engine(
             "ray",
             "cpu",
             build_host=WorkloadHost,
             directory=self,
-            options=PoolOptions(**options),
+            options=PoolOptions(num_workers=num_workers, cpus_per_worker=1),
             client_parallelism=client_parallelism,
         )
         super().__init__(workload, self.engine)

@@ -1,5 +1,6 @@
 """The orchestrator with contenders that compute nothing: order, numbers, and everything that can go wrong."""
 
+import datetime
 import json
 import sys
 import textwrap
@@ -9,8 +10,10 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.machine import gpu_names
 from benchmarks.rounds import run as rounds
-from benchmarks.rounds.contender_process import ContenderProcess
+from benchmarks.rounds.contender import DEVICE_VARIABLE, needs_gpu
+from benchmarks.rounds.contender_process import ContenderProcess, contender_environment
 from benchmarks.rounds.measure import measure
 from benchmarks.rounds.workloads import build_workload
 
@@ -109,7 +112,9 @@ def test_a_row_has_every_key_and_leaves_out_the_warm_up(run):
     assert row["peak_rss_mb"] > 1
     assert 0 <= row["cpu_s_per_round"] < 1
     assert row["check_difference"] == 0
-    assert "cores" in row["machine"]
+    assert "cores" in row["machine"] and row["machine"].endswith("no GPU used")
+    assert row["device"] == "cpu"
+    assert row["date"] == datetime.datetime.now(datetime.UTC).date().isoformat()
     assert row["load_before"] >= 0
     json.dumps(row)
 
@@ -212,7 +217,8 @@ def test_the_contender_side_of_the_protocol(tmp_path):
 def test_command_line_writes_the_rows_of_every_size(tmp_path, monkeypatch):
     seen = []
 
-    def fake_measure(workload, commands, repetitions, timeout, on_step):
+    def fake_measure(workload, commands, repetitions, timeout, on_step, device):
+        assert device == "cpu"
         seen.append((workload.name, workload.clients_per_round, workload.population, repetitions, sorted(commands)))
         return [{"workload": workload.name}], {"pfl": "no"}
 
@@ -236,3 +242,56 @@ def test_unknown_names_are_refused(capsys):
     with pytest.raises(SystemExit):
         rounds.main(["--workloads", "W9"])
     assert "unknown workloads: W9; known: W1" in capsys.readouterr().err
+
+
+# On a GPU
+# --------
+
+
+def test_contenders_see_the_gpu_only_where_it_is_measured(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    on_cpu, on_gpu = contender_environment(), contender_environment("gpu")
+    assert (on_cpu["CUDA_VISIBLE_DEVICES"], on_gpu["CUDA_VISIBLE_DEVICES"]) == ("", "1")
+    assert (on_cpu["JAX_PLATFORMS"], on_gpu["JAX_PLATFORMS"]) == ("cpu", "cuda")
+    for environment, needed in ((on_cpu, False), (on_gpu, True)):
+        monkeypatch.setenv(DEVICE_VARIABLE, environment[DEVICE_VARIABLE])
+        assert needs_gpu() == needed
+
+
+def test_rows_of_a_gpu_name_the_card_and_contenders_without_one_are_left_out(run, monkeypatch, tmp_path):
+    monkeypatch.setattr("benchmarks.rounds.measure.gpu_names", lambda: ["a card (driver 1)"])
+    log = tmp_path / "log"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    fake = [sys.executable, str(tmp_path / "fake.py"), "fake", str(log), json.dumps(HONEST)]
+    floor = [sys.executable, "-m", "benchmarks.rounds.contenders.floor_tf", '{"name": "W2"}']
+    rows, errors = measure(build_workload("W2"), {"fake": fake, "floor-tf": floor}, 1, 60.0, device="gpu")
+    assert [(row["contender"], row["device"]) for row in rows] == [("fake", "gpu")]
+    assert rows[0]["machine"].endswith("; a card (driver 1) used")
+    assert "TensorFlow sees no GPU" in errors["floor-tf"]
+
+
+def test_command_line_on_a_gpu(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(rounds, "measure", lambda *given: (seen.append((sorted(given[1]), given[5])), ([], {}))[1])
+    monkeypatch.setattr(rounds, "gpu_names", lambda: ["a card"])
+    rounds.main(["--device", "gpu", "--workloads", "W2", "--output", str(tmp_path / "rows.json")])
+    ((contenders, device),) = seen
+    assert device == "gpu" and {"floor-tf", "ours-loop", "ours-vectorized"} <= set(contenders)
+    assert not {"ours-native", "stock-tff"} & set(contenders)
+    with pytest.raises(SystemExit):
+        rounds.main(["--device", "gpu", "--contenders", "stock-tff"])
+    assert "contenders that cannot use a GPU: stock-tff" in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit):
+        rounds.main(["--device", "gpu"])
+    assert capsys.readouterr().err.splitlines()[-1].startswith("python -m benchmarks.rounds.run: error: no GPU can be")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'NVIDIA H100, 580.1'\necho 'NVIDIA H100, 580.1'\n")
+    smi.chmod(0o755)
+    assert gpu_names() == ["NVIDIA H100 (driver 580.1)"] * 2
+    smi.write_text("#!/bin/sh\n")
+    with pytest.raises(RuntimeError, match="finds none"):
+        gpu_names()

@@ -49,6 +49,14 @@ def test_without_a_reference_its_ratio_is_empty():
     assert "### W3: 20 of 139 clients, School data" in text
 
 
+def test_rows_of_a_gpu_say_so_and_when_they_were_measured():
+    text = render([row("floor-tf", 0.1, device="gpu", machine="an abacus; a card used", date="2026-11-22")])
+    assert text.splitlines()[0].endswith(
+        "a card used. Load before a workload (1-minute average): 0.3 to 0.3. Measured on 2026-11-22."
+    )
+    assert "### W2 on a GPU: 20 of 200 clients" in text
+
+
 def test_only_what_is_between_the_markers_changes():
     assert replace_between_markers(f"a\n{BEGIN}\nold\n{END}\nz\n", "new") == f"a\n{BEGIN}\n\nnew\n{END}\nz\n"
     for broken in (f"{END}{BEGIN}", BEGIN, f"{BEGIN}{END}{END}", "nothing"):

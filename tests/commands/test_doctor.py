@@ -4,6 +4,7 @@ Tests hand the session's engines to the doctor, which would start its own for ev
 """
 
 import contextlib
+import dataclasses
 import json
 import math
 import types
@@ -16,8 +17,8 @@ import tensorflow as tf
 from tests.rounding import standard_errors
 from tff_pdp import _tff
 from tff_pdp.cli import main
-from tff_pdp.commands import doctor
-from tff_pdp.engines import base as devices
+from tff_pdp.commands import doctor, doctor_rounds
+from tff_pdp.engines import devices
 from tff_pdp.engines.inprocess import stacked
 from tff_pdp.engines.running import running_engine
 from tff_pdp.errors import EngineError
@@ -135,7 +136,7 @@ def test_every_engine_passes_here(broken, capsys):
         ("dp_sgd", "inprocess", "cpu", "vectorized"),
     ]
     for test in content["tests"]:
-        assert 0 <= test["difference"] <= doctor.TOLERANCE
+        assert 0 <= test["difference"] <= doctor_rounds.TOLERANCE
         if test["round"] == "dp_fed_avg":
             assert test["noise_stddev"] == pytest.approx(0.1, rel=NOISE)
         else:
@@ -214,8 +215,8 @@ def test_other_values_are_no_pass(broken, capsys):
     wrong = content["tests"][-1]
     # The values themselves differ by the 1e-4, a norm or a step taken with them by a little more or less; half of it is
     # beyond any rounding.
-    assert doctor.TOLERANCE < 5e-5 < wrong["difference"] < 1e-3
-    assert wrong["error"] == f"differs by {wrong['difference']:.1e} from native; allowed: {doctor.TOLERANCE:.0e}"
+    assert doctor_rounds.TOLERANCE < 5e-5 < wrong["difference"] < 1e-3
+    assert wrong["error"] == f"differs by {wrong['difference']:.1e} from native; allowed: {doctor_rounds.TOLERANCE:.0e}"
     assert run_doctor(capsys)[1][-1].endswith(f"FAILED: MR-MTL with DP-SGD: {wrong['error']}")
 
 
@@ -237,7 +238,7 @@ def test_noise_of_another_size_is_no_pass(broken, capsys):
     assert status == 1
     assert [test["passed"] for test in content["tests"]] == [True, True, False, True, True]
     wrong = content["tests"][2]
-    assert wrong["difference"] <= doctor.TOLERANCE
+    assert wrong["difference"] <= doctor_rounds.TOLERANCE
     assert wrong["noise_stddev"] == pytest.approx(0.2, rel=NOISE)
     assert wrong["error"] == f"the noise's deviation is {wrong['noise_stddev']:.4f}; expected: 0.1"
 
@@ -262,3 +263,64 @@ def test_a_gpu_that_is_not_there_is_an_error_and_never_replaced(broken, monkeypa
     assert len(lines) == 3
     for line, (where, title) in zip(lines, INPROCESS_LINES, strict=True):
         assert line.startswith(f"{where.replace('cpu', absent):<30} FAILED: {title}: device: '{absent}' is absent")
+
+
+# One device
+# ----------
+
+
+@pytest.fixture
+def one_device(broken, monkeypatch):
+    """The engines of the session on one device, with the functions of devices as they are."""
+    monkeypatch.setattr(doctor, "devices", devices)
+    return broken
+
+
+def test_one_device_is_compared_with_the_cpu_repeated_and_timed(one_device, capsys):
+    assert main(["doctor", "--device", "cpu", "--json"]) == 0
+    tests = json.loads(capsys.readouterr().out)["tests"]
+    found = [(test["round"], test["engine"], test["client_parallelism"], "seconds" in test) for test in tests]
+    assert found == [
+        ("dp_fed_avg", "native", None, False),
+        ("dp_fed_avg", "inprocess", "loop", True),
+        ("dp_sgd", "native", None, False),
+        ("dp_sgd", "inprocess", "loop", True),
+        ("dp_sgd", "inprocess", "vectorized", True),
+        ("convolution", "inprocess", "loop", False),
+        ("convolution", "inprocess", "loop", True),
+        ("convolution", "inprocess", "vectorized", True),
+    ]
+    for test in tests:
+        assert test["difference"] <= doctor_rounds.ROUNDS[test["round"]].tolerance < 1e-4
+        assert test.get("seconds", 1) > 0
+    assert main(["doctor", "--device", "auto" if not devices.gpus() else "cpu"]) == 0
+    lines = capsys.readouterr().out.rstrip("\n").split("\n\n")[1].split("\n")
+    assert ["; a round takes " in line for line in lines] == [False, True, False, True, True, False, True, True]
+    assert lines[5].endswith("MR-MTL with DP-SGD, convolutions is the reference")
+    assert " from the CPU; a round takes " in lines[-1]
+
+
+def test_other_values_of_convolutions_are_no_pass(one_device, capsys):
+    one_device["vectorized"] = changing(lambda leaf: leaf + 1e-3)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    last = capsys.readouterr().out.rstrip("\n").split("\n")[-1]
+    assert "FAILED: MR-MTL with DP-SGD, convolutions: differs by " in last and " from the CPU; allowed: " in last
+
+
+def test_a_repetition_with_other_bits_is_no_pass(one_device, monkeypatch, capsys):
+    numbers = iter(range(100))
+    sound = doctor_rounds.ROUNDS["dp_sgd"]
+    drifting = dataclasses.replace(sound, run=lambda start: sound.run(start) + 2.0**-40 * next(numbers))
+    monkeypatch.setitem(doctor_rounds.ROUNDS, "dp_sgd", drifting)
+    assert main(["doctor", "--device", "cpu"]) == 1
+    lines = capsys.readouterr().out.rstrip("\n").split("\n\n")[1].split("\n")
+    assert ["other bits when it was repeated" in line for line in lines] == [False] * 3 + [True] * 2 + [False] * 3
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu:7", "tpu"])
+def test_a_device_that_is_not_there_is_one_line(name, monkeypatch, capsys):
+    monkeypatch.setattr(devices, "gpus", list)
+    assert main(["doctor", "--device", name]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert captured.err.count("\n") == 1 and repr(name) in captured.err

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from importlib import metadata
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.places import ROOT
 from tools import audit_deps
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RUNTIME, DEVELOPMENT = (lock.read_text() for lock in audit_deps.LOCKS)
+RUNTIME, DEVELOPMENT, GPU = (lock.read_text() for lock in audit_deps.LOCKS)
 
 
 def _names(requirements: list[str]) -> set[str]:
@@ -30,7 +31,21 @@ def test_no_gate_is_installed_with_the_product():
     assert not set(audit_deps.read_pins(RUNTIME)) & set(audit_deps.read_pins(DEVELOPMENT))
 
 
-@pytest.mark.parametrize("lock", [RUNTIME, DEVELOPMENT], ids=["runtime", "development"])
+def test_the_lock_of_cuda_has_the_versions_that_tensorflow_asks_for():
+    named = {name: version for name, version in _required_by_tensorflow() if name.startswith("nvidia-")}
+    pins = audit_deps.read_pins(GPU)
+    assert pins == {name: named[name] for name in pins}
+    # All but cuRAND, which TensorFlow does not open, and NCCL, which no code here calls.
+    assert set(named) - set(pins) == {"nvidia-curand-cu11", "nvidia-nccl-cu11"}
+    assert set(pins) == _names(PROJECT["optional-dependencies"]["gpu"])
+    assert not set(pins) & set(audit_deps.read_pins(RUNTIME, DEVELOPMENT))
+
+
+def _required_by_tensorflow() -> list[tuple[str, str]]:
+    return re.findall(r"^(\S+) \(==(\S+)\) ;", "\n".join(metadata.requires("tensorflow") or ()), re.MULTILINE)
+
+
+@pytest.mark.parametrize("lock", [RUNTIME, DEVELOPMENT, GPU], ids=["runtime", "development", "gpu"])
 def test_every_pin_has_a_hash(lock):
     pins = re.split(r"\n(?! )", lock.strip())
     assert [

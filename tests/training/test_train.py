@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ import tensorflow as tf
 from tests.rounding import ELEMENTARY, network_roundings, probable_gamma
 from tests.tiers import parameters
 from tests.training.stopping import stop_before
+from tff_pdp.engines.inprocess import engine as engines
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.training import checkpoint as checkpoints
+from tff_pdp.training import spending
 from tff_pdp.training import train as training
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.run_folder import read_metrics
@@ -86,6 +89,48 @@ def test_a_resumed_run_goes_on_with_what_was_chosen_whatever_is_faster_now(exper
     assert_same_run(whole, train(config, "mr_mtl", resume=True, progress=False))
     train(config, "mr_mtl", overwrite=True, progress=False)
     assert set(read_charges(folder).choices.values()) == {"vectorized"}
+
+
+def test_a_resumed_run_goes_on_with_the_device_that_was_chosen(experiment, monkeypatch):
+    """A second name of the CPU stands in for a GPU whose evidence is complete."""
+    another = ("/device:CPU:0",)
+    monkeypatch.setattr(engines, "find_places", lambda name: [engines.CPU, another])
+    monkeypatch.setattr(spending, "gpu_arithmetic", lambda: {"trial": "0123"})
+    # Both modes on the CPU, then both on the stand-in.
+    times = itertools.cycle([2.0, 2.0, 1.0, 1.0])
+    monkeypatch.setattr(LoadedProgram, "time", lambda *arguments: next(times))
+    monkeypatch.setattr(LoadedProgram, "compare", lambda *arguments: {"loop": 1.0})
+    # An engine with `auto` is this test's own.
+    settings = {"training__device": "auto", "training__client_parallelism": "auto"}
+    config = experiment("stopped", **settings, training__checkpoint_every=2, privacy__noise_multiplier=30.0)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError, match="the power went out"):
+            train(config, "fed_avg", progress=False)
+    folder = config.algorithm_folder("fed_avg")
+    charges = read_charges(folder)
+    assert charges.choices["device"] == "gpu"
+    assert json.loads((folder / "config.json").read_text())["training"]["device"] == "auto"
+    arithmetic = charges.attempt.arithmetic[charges.through_round]
+    assert (arithmetic["device"], arithmetic["gpu trial"]) == ("auto", "0123")
+    times = itertools.cycle([1.0, 1.0, 2.0, 2.0])
+    assert train(config, "fed_avg", resume=True, progress=False).run_key.attempt == 0
+    assert read_charges(folder).choices == charges.choices
+
+
+@pytest.mark.parametrize("evidence", [{"trial": "4567"}, None], ids=str)
+def test_rounds_on_a_gpu_whose_bits_may_differ_are_drawn_anew(experiment, monkeypatch, evidence):
+    monkeypatch.setattr(engines, "find_places", lambda name: [("/device:CPU:0",)])
+    monkeypatch.setattr(spending, "gpu_arithmetic", lambda: {"trial": "0123"})
+    monkeypatch.setattr(LoadedProgram, "compare", lambda *arguments: {"loop": 1.0})
+    settings = {"training__device": "gpu", "training__client_parallelism": "auto"}
+    config = experiment("stopped", **settings, training__checkpoint_every=2, privacy__noise_multiplier=30.0)
+    with monkeypatch.context() as patch:
+        stop_before(patch, 4)
+        with pytest.raises(RuntimeError):
+            train(config, "fed_avg", progress=False)
+    monkeypatch.setattr(spending, "gpu_arithmetic", lambda: evidence)
+    assert train(config, "fed_avg", resume=True, progress=False).run_key.attempt == 1
 
 
 @pytest.mark.parametrize("name", parameters(["fed_avg", "local_only"], test=["fed_avg"]))

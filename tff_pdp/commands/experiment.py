@@ -21,7 +21,7 @@ class EngineOptions(Settings):
 
     Attributes:
       engine: inprocess (default), or native: TFF's C++ worker.
-      device: cpu, gpu, gpu:N, or auto (default): a GPU where there is one.
+      device: cpu, gpu (all GPUs), gpu:N, or auto (default): with a GPU, the faster of CPU and GPU.
       client_parallelism: loop: one call for each client; vectorized: one call for many clients; auto (default): times
         both and keeps the faster.
       clients_per_call: largest number of clients in a call; bounds memory.
@@ -410,13 +410,19 @@ class Reproduce(Reporting):
 
 
 class Doctor(Reporting):
-    """Show versions and devices, and test the engines on each device."""
+    """Show versions and devices, and test the engines on each device.
+
+    Attributes:
+      device: cpu, gpu, gpu:N or auto: test this device alone, convolutions included, and time a round.
+    """
+
+    device: str | None = None
 
     def run(self) -> Outcome:
         """Lists versions and devices, and tests the engines."""
         from tff_pdp.commands.doctor import examine
 
-        content, text = examine()
+        content, text = examine(self.device)
         return Outcome(text, content, 0 if content["healthy"] else 1)
 
 

@@ -1,14 +1,8 @@
-"""Declares the interface of every engine, and finds devices by name; a missing device is an error."""
+"""Declares the interface of every engine."""
 
-import contextlib
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
-
-import tensorflow as tf
-
-from tff_pdp.errors import EngineError
 
 
 class WithoutWorkers:
@@ -36,7 +30,10 @@ class Engine(Protocol):
 
     @property
     def device(self) -> str:
-        """Device that the engine computes on: `cpu` or `gpu:N`."""
+        """Device that the engine computes on: `cpu`, `gpu:N`, `gpu` for several GPUs, or `auto` for the faster one.
+
+        Runs are recorded with it. `auto` stands for a machine with a GPU; the choice is recorded separately.
+        """
         ...
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
@@ -67,43 +64,3 @@ class Engine(Protocol):
     def close(self) -> None:
         """Releases processes, threads and devices. A second call does nothing; a closed engine raises on use."""
         ...
-
-
-def resolve_device(name: str) -> str:
-    """Finds the device that a user asks for, and sets TensorFlow's options for GPUs.
-
-    Two options differ from TensorFlow's defaults: memory is allocated as needed, not all at once, and float32 numbers
-    are multiplied as float32, not as TF32, which has 13 bits fewer. With TF32 a norm could be a thousandth too small,
-    and the clipped gradient a thousandth too long.
-
-    Args:
-      name: `cpu`; `gpu`, the first GPU; `gpu:N`; or `auto`, the first GPU if there is one, else the CPU.
-
-    Returns:
-      TensorFlow's name for the device, such as `/GPU:0`.
-
-    Raises:
-      EngineError: the name is unknown, or there is no such GPU.
-    """
-    match = re.fullmatch(r"(cpu|gpu|auto)|gpu:(\d+)", name)
-    if match is None:
-        raise EngineError(f"device: {name!r} is not known; write cpu, gpu, gpu:N or auto")
-    num_gpus = len(gpus())
-    for device in tf.config.list_physical_devices("GPU"):
-        # A process that has used its GPUs can no longer change this setting.
-        with contextlib.suppress(RuntimeError):
-            tf.config.experimental.set_memory_growth(device, True)
-    if name == "cpu" or (name == "auto" and not num_gpus):
-        return "/CPU:0"
-    number = int(match.group(2) or 0)
-    if number >= num_gpus:
-        found = f"TensorFlow sees {num_gpus} GPU{'s' if num_gpus != 1 else ''} here"
-        raise EngineError(f"device: {name!r} is absent: {found}. Use 'cpu', or see `tff-pdp doctor`")
-    tf.config.experimental.enable_tensor_float_32_execution(False)
-    return f"/GPU:{number}"
-
-
-def gpus() -> list[str]:
-    """Returns descriptions of the GPUs that TensorFlow can use, in the order of their numbers."""
-    devices = tf.config.list_physical_devices("GPU")
-    return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]

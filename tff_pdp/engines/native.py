@@ -220,7 +220,7 @@ class NativeEngine(WithoutWorkers):
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
         """Sends the TFF computations called in this thread inside the `with` block to this engine."""
-        with _tff.get_context_stack().install(self._context):
+        with _tff.installed(self._context):
             yield self
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import tensorflow as tf
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.algorithms.base import Algorithm, GradientEstimator
@@ -20,6 +19,7 @@ from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.engines.devices import are_operations_deterministic, gpus, use_deterministic_operations
 from tff_pdp.engines.ray_workers.calls import PoolOptions
 from tff_pdp.engines.running import Engine, running_engine
 from tff_pdp.errors import ConfigError
@@ -102,6 +102,7 @@ def build_method(
     """
     if name not in config.algorithms:
         raise ConfigError(f"algorithms: {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}")
+    choose_operations(config)
     clients, privacy = clients or open_clients(config), config.privacy
     # All of the experiment's methods: a wrong name should not come to light after the first has spent its budget.
     model, methods = build_methods(config, len(clients.client_ids))
@@ -292,6 +293,8 @@ def computations_key(
         # Clip norm, noise and expected cohort are in the server's state.
         "users": user_sum and [repr(user_sum), privacy.batch_size],
         "batches of plain gradients": algorithm.needs_plain_gradients and privacy.batch_size,
+        # Tracing chooses operations.
+        "deterministic": are_operations_deterministic(),
     }
     return json.dumps(decisive, sort_keys=True)
 
@@ -325,10 +328,21 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
     if workers is not None:
         places = PoolOptions(workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker)
         options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
+    choose_operations(config)
     with running_engine("ray" if workers else training.engine, training.device, **options) as engine:
-        if engine.device != "cpu" and training.deterministic_operations and config.privacy.is_private:
-            tf.config.experimental.enable_op_determinism()
         yield engine
+
+
+def choose_operations(config: ExperimentConfig) -> None:
+    """Makes operations deterministic if the experiment adds noise, may use a GPU here, and does not forbid it.
+
+    Called before computations are traced, and before an engine takes the GPU: TensorFlow's functions choose operations
+    while they are traced, and kernels that are built keep their order of additions.
+    """
+    training = config.training
+    may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
+    if may_take_gpu and training.deterministic_operations and config.privacy.is_private:
+        use_deterministic_operations()
 
 
 def build_model(config: ExperimentConfig) -> Model:

@@ -82,13 +82,15 @@ class Training(Settings):
       evaluate_every: number of rounds from one validation to the next; the last round is always validated.
       checkpoint_every: number of rounds from one checkpoint to the next; the last round always has a checkpoint.
       engine: where computations run: `inprocess`, in this process; or `native`, in TensorFlow Federated's own worker.
-      device: where the engine computes: `cpu`, `gpu`, `gpu:N` or `auto`.
+      device: where the engine computes: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, which with a GPU times the
+        CPU and the GPUs in the first round and keeps the faster.
       client_parallelism: how the engine `inprocess` computes clients: `loop`, with one call for each client and a few
         calls side by side; `vectorized`, with one call for many clients; or `auto`, which times both ways in the first
         round and keeps the faster one.
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
-        the bit. This is slower, and fails where an operation has no such kernel.
+        the bit, from the start of training to the end of the process. This is slower, and fails where an operation has
+        no such kernel. Without it, rounds after a kill are drawn anew and charged again.
       workers: workers that compute the clients; without this section, this process does. For the engine `inprocess`.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
     """

@@ -25,6 +25,8 @@ KEPT = 2
 class Checkpoint(Saved):
     """The full state of a run after `round_number` rounds; a resumed run has the same bits as an uninterrupted one.
 
+    On a GPU the bits are the same only under the conditions of `engines.devices.gpu_arithmetic`.
+
     Attributes:
       server_state: state of the server, a nest of arrays.
       client_ids: ids of the clients, in the order of `client_states`.

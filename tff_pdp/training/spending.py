@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tff_pdp.engines.devices import gpu_arithmetic
 from tff_pdp.engines.running import Engine
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.registry.entries import Registry
 from tff_pdp.training.checkpoint import Checkpoint
@@ -29,8 +31,10 @@ _SHARE = 100
 class Choices(dict[str, str]):
     """Maps each computation's fingerprint to the mode in which the engine computes clients, such as one by one.
 
-    Results of different modes are rounded differently. So each choice is on the run's record before a result is used.
-    A resumed run uses the recorded mode; if two copies of a run choose different modes, only one copy can continue.
+    If `training.device` is `auto` and there is a GPU, `device` maps to the kind of device that the engine took. Results
+    of different modes and devices are rounded differently. So each choice is on the run's record before a result is
+    used. A resumed run repeats the recorded choices; if two copies of a run choose differently, only one copy can
+    continue.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -168,16 +172,20 @@ def open_run(writer: ChargesWriter, method: Method, first: Checkpoint) -> None:
 def arithmetic_here(config: ExperimentConfig, engine: Engine) -> Mapping[str, Any]:
     """Returns the conditions that decide how a round's sums are rounded on this machine, and on the engine's workers.
 
+    Assumes: on the CPU, tests of this project; on a GPU, what `gpu_arithmetic` assumes.
+
     Raises:
       EngineError: a worker's machine or software may round differently.
     """
-    device, generator = engine.device, config.privacy.generator
-    compute = functools.partial(
-        arithmetic_of, config.training.engine, device, is_deterministic=device == "cpu", generator=generator
-    )
+    compute = functools.partial(_arithmetic, config.training.engine, engine.device, config.privacy.generator)
     here = compute()
     engine.expect(compute, functools.partial(_difference, here))
     return here
+
+
+def _arithmetic(engine: str, device: str, generator: Generator) -> Mapping[str, Any]:
+    gpu = {} if device == "cpu" else gpu_arithmetic()
+    return arithmetic_of(engine, device, is_deterministic=gpu is not None, generator=generator, gpu=gpu or {})
 
 
 def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:

@@ -56,8 +56,9 @@ def train(
     """Trains one method of an experiment and returns its final state.
 
     A resumed run ends with the same bits as an uninterrupted run: a repeated round draws the same batches and noise,
-    and so releases nothing new. If the bits may differ (another processor, version or setting, or a GPU), rounds that
-    may have been run already are run with new noise, and charged again.
+    and so releases nothing new. If the bits may differ (another processor, version or setting, or a GPU without the
+    evidence of `engines.devices.gpu_arithmetic`), rounds that may have been run already are run with new noise, and
+    charged again.
 
     Guarantee: a round's cost is on disk before the round's noise is drawn (`tff_pdp.training.record`). The run is in
       the registry of all runs (`tff_pdp.registry`) before the run draws its first noise.

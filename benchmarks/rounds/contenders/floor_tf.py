@@ -3,6 +3,7 @@
 The floor has no engine, metrics, accounting or client selection. It shows how fast a round could be on this machine.
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,20 @@ from benchmarks.rounds.workloads import FedAvgWorkload, MrMtlWorkload
 
 
 def build(workload: Any) -> contender.Rounds:
-    """Builds the fastest known form of each workload on CPU.
+    """Builds the fastest known form of each workload.
 
-    Stacked clients are faster for the MLP. A loop over the clients is faster for the CNN, whose convolutions would have
-    different kernels for every client.
+    Stacked clients are faster for the MLP. On a CPU, a loop over the clients is faster for the CNN, whose convolutions
+    would have different kernels for every client.
     """
+    if contender.needs_gpu():
+        if not tf.config.list_physical_devices("GPU"):
+            sys.exit("TensorFlow sees no GPU")
+        # As all of tff_pdp does.
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     if isinstance(workload, MrMtlWorkload):
         return _StackedSilos(workload)
-    return _StackedClients(workload) if workload.model == "mlp" else _LoopedClients(workload)
+    is_stacked = workload.model == "mlp" or contender.needs_gpu()
+    return _StackedClients(workload) if is_stacked else _LoopedClients(workload)
 
 
 class _FedAvg:

@@ -171,10 +171,11 @@ class _MrMtl(_Rounds):
         return {"kernel": weights["dense_0/kernel"][:, :, 0], "bias": weights["dense_0/bias"][:, 0]}
 
 
+_DEVICE = "gpu:0" if contender.needs_gpu() else "cpu"
 FORMS: dict[str, Callable[[Any], contender.Rounds]] = {
     "native": build_on("native"),
-    "loop": build_on("inprocess", device="cpu", client_parallelism="loop"),
-    "vectorized": build_on("inprocess", device="cpu", client_parallelism="vectorized"),
+    "loop": build_on("inprocess", device=_DEVICE, client_parallelism="loop"),
+    "vectorized": build_on("inprocess", device=_DEVICE, client_parallelism="vectorized"),
 }
 
 if __name__ == "__main__":

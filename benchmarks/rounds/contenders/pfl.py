@@ -27,6 +27,8 @@ from benchmarks.rounds import contender
 from benchmarks.rounds.workloads import FedAvgWorkload
 
 _NEVER = 10**9
+# PyTorch raises an error where there is no GPU. pfl itself puts models on the GPU that PyTorch sees.
+_DEVICE = torch.device("cuda:0" if contender.needs_gpu() else "cpu")
 
 
 def build(workload: FedAvgWorkload) -> contender.Rounds:
@@ -55,7 +57,9 @@ class _Rounds:
         cohort = self._workload.cohort(round_number)
         arrays = {client: self._workload.client_data(client) for client in cohort}
         datasets = {
-            client: Dataset((torch.from_numpy(_channels_first(x)), torch.from_numpy(y.astype(np.int64))))
+            client: Dataset(
+                (torch.from_numpy(_channels_first(x)).to(_DEVICE), torch.from_numpy(y.astype(np.int64)).to(_DEVICE))
+            )
             for client, (x, y) in arrays.items()
         }
         federated = FederatedDataset(datasets.__getitem__, iter(cohort).__next__)
@@ -112,7 +116,7 @@ class _Classifier(torch.nn.Module):
     def as_numpy(self) -> dict[str, np.ndarray]:
         """Returns a copy of the weights in the workload's layout."""
         with torch.no_grad():
-            values = {name: getattr(self, attribute).numpy() for attribute, name in self._kinds.items()}
+            values = {name: getattr(self, attribute).cpu().numpy() for attribute, name in self._kinds.items()}
             return {name: _from_torch(name, value, self._is_cnn).copy() for name, value in values.items()}
 
 

@@ -25,6 +25,8 @@ def test_the_same_surroundings_have_the_same_arithmetic_and_nothing_equals_what_
         ("ONEDNN_MAX_CPU_ISA", "SSE41"),
         ("OMP_NUM_THREADS", "1"),
         ("NPY_DISABLE_CPU_FEATURES", "AVX2"),
+        ("NVIDIA_TF32_OVERRIDE", "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":16:8"),
     ],
 )
 def test_settings_of_libraries_decide(monkeypatch, name, value):
@@ -52,3 +54,16 @@ def test_fewer_processors_decide(monkeypatch):
     before = here()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert here() != {**before, "processors": len(before)} and here()["processors"] == 1
+
+
+def test_deterministic_operations_decide_on_the_cpu_as_well(monkeypatch):
+    before = here()
+    monkeypatch.setattr("tff_pdp.engines.devices.are_operations_deterministic", lambda: True)
+    assert (before["operations"], here()["operations"]) == ("any", "deterministic")
+
+
+def test_a_gpu_decides():
+    card = arithmetic_of("inprocess", "gpu:0", is_deterministic=True, gpu={"cards": "one 9.0", "trial": "0123"})
+    assert card == arithmetic_of("inprocess", "gpu:0", is_deterministic=True, gpu={"cards": "one 9.0", "trial": "0123"})
+    other = arithmetic_of("inprocess", "gpu:0", is_deterministic=True, gpu={"cards": "one 9.0", "trial": "4567"})
+    assert {name for name in card if card[name] != other[name]} == {"gpu trial"}

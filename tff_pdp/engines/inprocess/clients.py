@@ -27,35 +27,55 @@ _Result = TypeVar("_Result")
 
 
 class Lanes:
-    """Runs functions on one device: on a GPU one at a time, on a CPU as many at once as cores, at most `NUM_PARTS`."""
+    """Runs functions side by side: on the CPU as many as cores, at most `NUM_PARTS`; on each GPU one at a time."""
 
-    def __init__(self, device: str, cores: int | None = None):
-        """Sets the device, and the number of cores to use; by default all cores that this process may use."""
-        self._device = device
+    def __init__(self, devices: Sequence[str], cores: int | None = None):
+        """Sets the devices, and the number of cores to use on the CPU; by default all that this process may use."""
         available = len(os.sched_getaffinity(0))
-        self._num_threads = min(cores or available, available, NUM_PARTS) if device.startswith("/CPU") else 1
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._cores = min(cores or available, available)
+        self._pools: list[concurrent.futures.ThreadPoolExecutor] = []
+        self.use(devices)
+
+    def use(self, devices: Sequence[str]) -> None:
+        """Moves further work to these devices."""
+        self.close()
+        self._devices = devices
+        is_cpu = len(devices) == 1 and devices[0].startswith("/CPU")
+        self._threads_per_device = min(self._cores, NUM_PARTS) if is_cpu else 1
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self._devices)
 
     def run(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """Returns the results in the order of the functions; raises the error of the first function that failed."""
-        if len(functions) == 1 or self._num_threads == 1:
+        """Returns the results in the order of the functions; raises the error of the first function that failed.
+
+        Devices take turns, so the number of devices decides where a function runs, but not what the function computes.
+        """
+        if len(functions) == 1 or len(self._devices) * self._threads_per_device == 1:
             return [function() for function in functions]
-        if self._threads is None:
-            self._threads = concurrent.futures.ThreadPoolExecutor(self._num_threads, "tff-pdp-lane")
-        futures = [self._threads.submit(self._run_on_device, function) for function in functions]
+        if not self._pools:
+            name, size = "tff-pdp-lane", self._threads_per_device
+            self._pools = [concurrent.futures.ThreadPoolExecutor(size, name) for _ in self._devices]
+        turns = itertools.cycle(zip(self._pools, self._devices, strict=True))
+        futures = [
+            pool.submit(_run_on, device, function) for function, (pool, device) in zip(functions, turns, strict=False)
+        ]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
 
     def close(self) -> None:
         """Ends the threads."""
-        if self._threads is not None:
-            self._threads.shutdown()
-        self._threads = None
+        for pool in self._pools:
+            pool.shutdown()
+        self._pools = []
 
-    def _run_on_device(self, function: Callable[[], _Result]) -> _Result:
-        # TensorFlow keeps the device scope per thread.
-        with tf.device(self._device):
-            return function()
+
+def _run_on(device: str, function: Callable[[], _Result]) -> _Result:
+    # TensorFlow keeps the device scope per thread.
+    with tf.device(device):
+        return function()
 
 
 def arrange(own: Mapping[str, ClientValues], parts: Sequence[Sequence[Chunk]], mode: Mode) -> None:

@@ -5,13 +5,14 @@ import contextlib
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import tensorflow as tf
 
 from tff_pdp import _tff
-from tff_pdp.engines.base import WithoutWorkers, resolve_device
+from tff_pdp.engines.base import WithoutWorkers
+from tff_pdp.engines.devices import CPU, Place, find_places
 from tff_pdp.engines.inprocess.clients import Lanes
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.parts import Mode
@@ -22,6 +23,8 @@ from tff_pdp.settings import ClientParallelism
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
 _CLIENTS_PER_CALL = 256
+# Name of the choice of a device, beside the fingerprints of computations.
+DEVICE_CHOICE = "device"
 
 
 class InProcessEngine(WithoutWorkers, _tff.SyncContext):
@@ -31,7 +34,8 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
     copied when they are passed to the next round.
 
     Attributes:
-      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint.
+      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint; and the device that
+        `auto` chose (`cpu` or `gpu`), under the name `device`.
     """
 
     name = "inprocess"
@@ -42,13 +46,15 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         device: str = "auto",
         client_parallelism: ClientParallelism = "auto",
         clients_per_call: int = _CLIENTS_PER_CALL,
-        choices: dict[str, Mode] | None = None,
+        choices: dict[str, Any] | None = None,
         cores: int | None = None,
     ):
         """Builds the engine on a device; the engine is then ready for use.
 
         Args:
-          device: `cpu`, `gpu`, `gpu:N` or `auto`.
+          device: `cpu`; `gpu`, all GPUs; `gpu:N`, one GPU; or `auto`, the CPU or all GPUs: the first call that
+            aggregates clients' values times both and keeps the faster. Several GPUs compute parts of the clients side
+            by side; a different number of GPUs of one kind changes no bit of the results.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
             clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
             the first call of each computation and keeps the faster.
@@ -59,25 +65,31 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         Raises:
           EngineError: the device is absent.
         """
-        self._device = resolve_device(device)
+        self._places = find_places(device)
         self._parallelism = client_parallelism
         self._clients_per_call = clients_per_call
-        self.choices = {} if choices is None else choices
+        self.choices: dict[str, Any] = {} if choices is None else choices
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
-        self._lanes = Lanes(self._device, cores)
+        # Until a device is chosen, calls run on the CPU.
+        self._place = self._places[0]
+        self._is_placed = len(self._places) == 1
+        self._lanes = Lanes(self._place, cores)
         self._closed = False
 
     @property
     def device(self) -> str:
-        """Device that the engine computes on: `cpu` or `gpu:N`."""
-        return self._device.removeprefix("/").lower().replace("cpu:0", "cpu")
+        """Device that the engine computes on: `cpu`, `gpu:N`, `gpu` for several GPUs, or `auto` for the faster one."""
+        if len(self._places) > 1:
+            return "auto"
+        names = [device.strip("/").lower().replace("cpu:0", "cpu") for device in self._place]
+        return names[0] if len(names) == 1 else "gpu"
 
     @contextlib.contextmanager
     def install(self) -> Iterator[Self]:
         """Sends the TFF computations called in this thread inside the `with` block to this engine."""
         self._check_open()
-        with _tff.get_context_stack().install(self):
+        with _tff.installed(self):
             yield self
 
     def close(self) -> None:
@@ -107,6 +119,11 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         with self.computing():
             program = self.load(comp)
             shared, own = program.take(arg)
+            # Clients' first states, which nothing aggregates, say little of a round.
+            has_sums = any(level.aggregations for level in program.program.levels)
+            if not self._is_placed and _has_work(program, own) and has_sums:
+                self._choose_place(program, shared, own)
+        with self.computing():
             if program.mode is None:
                 program.mode = self._choose_mode(program, shared, own)
             try:
@@ -124,7 +141,7 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         Raises:
           EngineError: the engine is closed.
         """
-        with self._invocation, tf.device(self._device):
+        with self._invocation, tf.device(self._place[0]):
             self._check_open()
             yield
 
@@ -156,10 +173,41 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         self._programs.move_to_end(key)
         return self._programs[key]
 
+    def _choose_place(self, program: LoadedProgram, shared: Any, own: Any) -> None:
+        """Takes the recorded device, or times the CPU and the GPUs on some of the clients and takes the faster."""
+        chosen = self.choices.get(DEVICE_CHOICE)
+        if chosen is None:
+            seconds = {_kind(place): self._seconds_on(place, program, shared, own) for place in self._places}
+            chosen = min(seconds, key=lambda kind: seconds[kind])
+            told = ", ".join(f"{kind}: {1000 * spent:.1f} ms" for kind, spent in seconds.items())
+            _logger.info("computes on the %s (%s)", chosen, told)
+            self.choices[DEVICE_CHOICE] = chosen
+        self._place = next(place for place in self._places if _kind(place) == chosen)
+        self._lanes.use(self._place)
+        self._is_placed = True
+
+    def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
+        """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
+        self._lanes.use(place)
+        modes: dict[str, Sequence[Mode]] = {"loop": ["loop"], "vectorized": ["vectorized"]}
+        forms = modes.get(self._parallelism, ["loop", "vectorized"])
+        seconds = []
+        try:
+            with tf.device(place[0]):
+                for mode in forms:
+                    with contextlib.suppress(CannotStack):
+                        seconds.append(program.time(shared, own, mode, self._clients_per_call))
+                return min(seconds) if seconds else program.time(shared, own, "loop", self._clients_per_call)
+        except tf.errors.OpError as error:
+            # If the data are at fault, the CPU has failed before, or will.
+            if place == CPU:
+                raise
+            _logger.info("the GPU is not used, because %s", str(error).splitlines()[0])
+            return math.inf
+
     def _choose_mode(self, program: LoadedProgram, shared: Any, own: Any) -> Mode | None:
         """Chooses the mode for further calls; None if this call has no clients to time."""
-        have_work = any(level.clients or level.aggregations for level in program.program.levels)
-        if not have_work or not own or not len(next(iter(own.values()))):
+        if not _has_work(program, own):
             return None
         # A fingerprint needs all graphs to be read, so it is computed only when it is used.
         if self.choices and program.fingerprint in self.choices:
@@ -176,3 +224,13 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
             ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
         )
         return mode
+
+
+def _kind(place: Place) -> str:
+    return "cpu" if place == CPU else "gpu"
+
+
+def _has_work(program: LoadedProgram, own: Any) -> bool:
+    """Returns whether a call with these clients' values has clients to compute."""
+    has_steps = any(level.clients or level.aggregations for level in program.program.levels)
+    return bool(has_steps and own and len(next(iter(own.values()))))

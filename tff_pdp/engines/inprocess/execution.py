@@ -158,23 +158,32 @@ class LoadedProgram:
         Raises:
           tf.errors.OpError: the computation fails in both modes.
         """
-        few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
         try:
-            vectorized = self._time(shared, few, "vectorized", clients_per_call)
+            vectorized = self.time(shared, own, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
                 # If the data are at fault, the loop fails as well, and the error is raised.
-                self.run(shared, few, "loop", clients_per_call)
+                self.run(shared, _few(own), "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
-        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+        return {"vectorized": vectorized, "loop": self.time(shared, own, "loop", clients_per_call)}
 
-    def _time(
+    def time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
     ) -> float:
-        self.run(shared, own, mode, clients_per_call)  # Traces.
+        """Returns the seconds of a call on some of the clients, after a first one that traces; discards the results.
+
+        Raises:
+          CannotStack: the mode stacks clients, and the computation cannot run on stacks.
+          tf.errors.OpError: the computation fails.
+        """
+        few = _few(own)
+        self.run(shared, few, mode, clients_per_call)
+        # A GPU may still be computing what was asked for.
+        tf.test.experimental.sync_devices()
         started = time.perf_counter()
-        self.run(shared, own, mode, clients_per_call)
+        self.run(shared, few, mode, clients_per_call)
+        tf.test.experimental.sync_devices()
         return time.perf_counter() - started
 
     def _run_server(self, number: int, server: dict[str, Leaves], sums: Leaves, num_clients: int) -> Leaves:
@@ -231,6 +240,11 @@ class LoadedProgram:
             self._merge_steps[number] = build_merge_step(self._wiring, number)
         return self._merge_steps[number]([*first, *second])
 
+    @property
+    def num_devices(self) -> int:
+        """Number of devices that compute clients side by side."""
+        return self._lanes.num_devices
+
     def run_side_by_side(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """Runs functions on the lanes of the program's engine; returns their results in order."""
         return self._lanes.run(functions)
@@ -276,6 +290,11 @@ class LoadedProgram:
         }
         value = Evaluator(self._wiring.environment({**values, **clients})).evaluate(self.program.result)
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
+
+
+def _few(own: Mapping[str, ClientValues]) -> dict[str, ClientValues]:
+    """Selects the clients of a timed trial."""
+    return {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
 
 
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
@@ -330,7 +349,7 @@ class _ClientsHere:
             return program.merge(number, first, second)
 
         merged = sums
-        if self._parts and self._mode == "loop":
+        if self._parts and (self._mode == "loop" or program.num_devices > 1):
             added = program.run_side_by_side([functools.partial(run, part) for part in self._parts])
             merged = total(merged_nodes(enumerate(added), merge), merge)
         elif self._parts:

@@ -57,7 +57,7 @@ class RayEngine(InProcessEngine):
           build_host: function that builds, at a worker, the object for recipes and addresses (`calls.Host`).
           directory: addresses of computations, and setups by which workers build them.
           options: number and places of the workers.
-          device: device of the server's part, in this process.
+          device: device of the server's part, in this process; the CPU for `auto`.
           client_parallelism: as for `InProcessEngine`; `auto` times both ways at one worker.
           clients_per_call: as for `InProcessEngine`.
           choices: as for `InProcessEngine`.
@@ -66,7 +66,10 @@ class RayEngine(InProcessEngine):
           EngineError: a device is absent, or no worker starts.
         """
         super().__init__(
-            device=device, client_parallelism=client_parallelism, clients_per_call=clients_per_call, choices=choices
+            device="cpu" if device == "auto" else device,
+            client_parallelism=client_parallelism,
+            clients_per_call=clients_per_call,
+            choices=choices,
         )
         self._directory = directory
         self._setups: dict[str, Any] = {}

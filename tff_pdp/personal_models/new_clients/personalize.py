@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tqdm import tqdm
 
-from tff_pdp.engines.base import resolve_device
+from tff_pdp.engines.devices import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer

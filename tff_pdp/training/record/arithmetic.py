@@ -22,6 +22,7 @@ from tff_pdp.privacy.facts import Generator
 _ROOMS = ("data", "models", "algorithms", "privacy", "processes", "engines", "experiment", "training")
 # Settings of the libraries that compute.
 _VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
+_VARIABLES += ("CUBLAS_", "CUDNN_", "NVIDIA_")
 # Settings of logs change no result.
 _NOT_DECISIVE = "TF_CPP_"
 _LIBRARIES = ("tensorflow", "numpy", "tensorflow-federated", "tensorflow-privacy")
@@ -29,7 +30,12 @@ _PROCESSOR = Path("/proc/cpuinfo")
 
 
 def arithmetic_of(
-    engine: str, device: str, *, is_deterministic: bool, generator: Generator = "philox"
+    engine: str,
+    device: str,
+    *,
+    is_deterministic: bool,
+    generator: Generator = "philox",
+    gpu: Mapping[str, str] | None = None,
 ) -> dict[str, str | int]:
     """Returns the conditions that decide how sums are rounded on this machine, as plain data: the arithmetic.
 
@@ -39,9 +45,12 @@ def arithmetic_of(
       is_deterministic: whether the device computes the same sums to the same bits each time. If not, each call returns
         another arithmetic, so that no round is repeated.
       generator: random number generator of computations.
+      gpu: what decides the bits of sums on the GPUs that the engine may take, from `engines.devices.gpu_arithmetic`.
     """
     # Imported only where rounds are run: readers of records do not need it.
     import tensorflow as tf
+
+    from tff_pdp.engines.devices import are_operations_deterministic
 
     found: dict[str, str | int] = {
         "sources": _SOURCES,
@@ -52,10 +61,13 @@ def arithmetic_of(
         "processors": len(os.sched_getaffinity(0)),
         **{library: metadata.version(library) for library in _LIBRARIES},
         "threads": tf.config.threading.get_intra_op_parallelism_threads(),
+        # On the CPU as well, they are other operations.
+        "operations": "deterministic" if are_operations_deterministic() else "any",
         "jit": str(tf.config.optimizer.get_jit()),
         "build": f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
         "variables": json.dumps(_variables()),
         "generator": generator,
+        **{f"gpu {name}": value for name, value in (gpu or {}).items()},
     }
     return found if is_deterministic else {**found, "once": secrets.token_hex(8)}
 

@@ -80,7 +80,7 @@ class Charges:
       is_closed: whether the run has ended, so that `ledger` is the ledger after the last round.
       is_sealed: whether the run's key and states are destroyed or about to be destroyed.
       attempt: the newest attempt; a further attempt begins if rounds must be run with new noise.
-      choices: mode in which the engine computes clients, by fingerprint of the computation.
+      choices: mode in which the engine computes clients, by fingerprint of the computation; and its `device`, if timed.
       chains: chain hashes of all lines, in order.
     """
 

@@ -129,7 +129,8 @@ def tune(
       silos' numbers of repetitions; in a deployment, all three would stay in the silo.
 
     A resumed search ends with the same bits as an uninterrupted search: the pivot run is repeated with the same key,
-    which releases nothing new, and every silo continues from the best of its finished runs.
+    which releases nothing new, and every silo continues from the best of its finished runs. A search is refused where
+    the bits may differ, such as on a GPU without the evidence of `engines.devices.gpu_arithmetic`.
 
     Args:
       config: the experiment.
@@ -293,9 +294,9 @@ def _check_repeated(
         tell_registry(config, writer.begun)
         if saved.ledger and not writer.begun.attempt.can_be_repeated(0, arithmetic):
             raise ConfigError(
-                f"{folder}: the search was started on another processor or a GPU, with another version of this "
-                "project, or with other versions or settings of TensorFlow, so its releases cannot be repeated "
-                "to the same bits: resume it as it was started, or give --overwrite to start again"
+                f"{folder}: the search was started on another processor, on a GPU whose bits may differ, with another "
+                "version of this project, or with other versions or settings of TensorFlow, so its releases cannot be "
+                "repeated to the same bits: resume it as it was started, or give --overwrite to start again"
             )
 
 
