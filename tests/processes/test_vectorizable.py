@@ -41,17 +41,16 @@ def test_conversions_of_calls_and_loops_are_not_rewritten_by_autograph(monkeypat
     monkeypatch.setattr(autograph_util, "py_func_from_autograph", noted)
 
     def count_to(number):
-        # A loop of a number of steps that differs between rows, with a call in each step.
+        # A loop whose number of steps differs between rows, with a call in each step.
         step = tf.function(lambda index: index + 1, autograph=False)
         return tf.while_loop(lambda index: index < number, lambda index: [step(index)], [tf.constant(0)])[0]
 
-    numbers = tf.constant([3, 0, 5])
     traced = tf.function(lambda rows: map_stack(count_to, rows), autograph=False)
-    np.testing.assert_array_equal(traced(numbers), [3, 0, 5])
+    np.testing.assert_array_equal(traced(tf.constant([3, 0, 5])), [3, 0, 5])
     assert rewritten == []
-    # TensorFlow's own function is as it was.
-    tf.function(lambda rows: tf.vectorized_map(count_to, rows), autograph=False).get_concrete_function(numbers)
-    assert rewritten
+    # TensorFlow's functions elsewhere are as they were.
+    tf.function(lambda x: x + 1)(tf.constant(0))
+    assert rewritten == ["<lambda>"]
 
 
 @pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)

@@ -6,6 +6,7 @@ changes a function's name in the graph, so that other engines run the computatio
 """
 
 import dataclasses
+import functools
 import importlib
 import re
 import types
@@ -81,18 +82,16 @@ def map_stack(function: Callable[..., Any], elements: Any) -> Any:
     """Maps a function over stacked elements, with the same bits as `tf.vectorized_map`, in half the tracing time.
 
     TensorFlow 2.14 reshapes the stacked inputs of each elementwise operation to one rank, by six operations for every
-    input, even if the ranks are known to be equal. This function leaves out the reshapes of equal ranks. TensorFlow
-    also lets AutoGraph rewrite the functions that convert calls and loops, which takes half a second in each process;
-    nothing in these functions needs AutoGraph.
+    input, even if the ranks are known to be equal. This function leaves out the reshapes of equal ranks.
     """
-    token = _in_map_stack.set(True)
+    token = _spares_reshapes.set(True)
     try:
         return tf.vectorized_map(function, elements)
     finally:
-        _in_map_stack.reset(token)
+        _spares_reshapes.reset(token)
 
 
-_in_map_stack: ContextVar[bool] = ContextVar("in map_stack", default=False)
+_spares_reshapes: ContextVar[bool] = ContextVar("spares reshapes", default=False)
 # The class that prepares the inputs of one operation. Imported by path: the package has a function named as the module.
 _pfor: Any = importlib.import_module("tensorflow.python.ops.parallel_for.pfor")
 _Inputs = _pfor._PforInput
@@ -101,7 +100,7 @@ _expand = _Inputs.expanddim_inputs_for_broadcast
 
 def _expand_where_ranks_differ(self: Any) -> None:
     ranks = [given.t.shape.rank for given in self.inputs]
-    if _in_map_stack.get() and None not in ranks:
+    if _spares_reshapes.get() and None not in ranks:
         # Ranks as if the inputs that clients share were stacked, too.
         ranks = [rank if given.is_stacked else rank + 1 for rank, given in zip(ranks, self.inputs, strict=True)]
         if all(rank == max(ranks) for rank, given in zip(ranks, self.inputs, strict=True) if given.is_stacked):
@@ -112,15 +111,12 @@ def _expand_where_ranks_differ(self: Any) -> None:
 _Inputs.expanddim_inputs_for_broadcast = _expand_where_ranks_differ
 
 
-def _function(converted: Callable[..., Any]) -> Any:
-    """Takes the place of `tf.function` in the module that converts operations."""
-    return tf.function(converted, autograph=not _in_map_stack.get())
-
-
-_pfor.def_function = types.SimpleNamespace(function=_function)
-
-
 @_pfor.RegisterPFor("Bitcast")
 def _bitcast_of_all(pfor_input: Any) -> Any:
     """Converts `tf.bitcast` for a stack; TensorFlow 2.14 can only loop over the clients."""
     return _pfor.wrap(tf.bitcast(pfor_input.stacked_input(0), pfor_input.get_attr("type")), True)
+
+
+# The functions with which TensorFlow converts calls and loops. AutoGraph would rewrite them, half a second in each
+# process, and find nothing to change.
+_pfor.def_function = types.SimpleNamespace(function=functools.partial(tf.function, autograph=False))
