@@ -50,7 +50,7 @@ def test_conversions_of_calls_and_loops_are_not_rewritten_by_autograph(monkeypat
     assert rewritten == []
     # TensorFlow's functions elsewhere are as they were.
     tf.function(lambda x: x + 1)(tf.constant(0))
-    assert rewritten == ["<lambda>"]
+    assert "<lambda>" in rewritten
 
 
 @pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)
