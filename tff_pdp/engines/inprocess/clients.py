@@ -6,10 +6,11 @@ show that splitting a stack costs time.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -44,6 +45,21 @@ class Lanes:
         futures = [self._threads.submit(self._run_on_device, function) for function in functions]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def beside(self, function: Callable[[], object]) -> Iterator[None]:
+        """Runs `function` beside the `with` block, on a thread of its own; with a single thread, after the block.
+
+        The end of the block waits for the function and raises its error, unless the block itself has raised one.
+        """
+        if self._num_threads == 1:
+            yield
+            function()
+            return
+        with concurrent.futures.ThreadPoolExecutor(1, "tff-pdp-beside") as thread:
+            future = thread.submit(self._run_on_device, function)
+            yield
+        future.result()
 
     def close(self) -> None:
         """Ends the threads."""

@@ -120,20 +120,24 @@ class LoadedProgram:
           tf.errors.OpError: the computation fails in both modes.
         """
         few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
+        # Each run arranges the values in its own way.
+        for_loop = {name: values.copy() for name, values in few.items()}
         try:
+            # The first runs, which trace. Stacks keep Python busy; loops keep TensorFlow busy, without Python's lock.
+            with self._lanes.beside(lambda: self.run(shared, for_loop, "loop", clients_per_call)):
+                self.run(shared, few, "vectorized", clients_per_call)
             vectorized = self._time(shared, few, "vectorized", clients_per_call)
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
                 # If the data are at fault, the loop fails as well, and the error is raised.
-                self.run(shared, few, "loop", clients_per_call)
+                self.run(shared, for_loop, "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
-        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+        return {"vectorized": vectorized, "loop": self._time(shared, for_loop, "loop", clients_per_call)}
 
     def _time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
     ) -> float:
-        self.run(shared, own, mode, clients_per_call)  # Traces.
         started = time.perf_counter()
         self.run(shared, own, mode, clients_per_call)
         return time.perf_counter() - started
