@@ -6,6 +6,7 @@ The demo writes into a folder in FOLDER, which must be empty or absent; so does 
 """
 
 import argparse
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -27,8 +28,8 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
 
     Returns:
       Wall seconds (`s`) and seconds of processor time of this process (`cpu_s`), by part. `imports` imports TensorFlow
-      and TFF. `prepare` prepares the data. `build` composes the computations and opens the run. `round` traces, compiles
-      and runs.
+      and TFF. `prepare` prepares the data. `build` composes the computations and opens the run. `round` traces,
+      compiles and runs.
     """
     now = [(time.perf_counter(), time.process_time())]
 
@@ -52,11 +53,9 @@ def measure(folder: Path) -> dict[str, dict[str, float]]:
         mark()
         raise _FirstRoundDone
 
-    with mock.patch.multiple(training, build_method=marked_build, run_round=only_round):
-        try:
-            run_demo(folder / "demo", None, {"privacy.registry": str(folder / "registry")})
-        except _FirstRoundDone:
-            pass
+    patched = mock.patch.multiple(training, build_method=marked_build, run_round=only_round)
+    with patched, contextlib.suppress(_FirstRoundDone):
+        run_demo(folder / "demo", None, {"privacy.registry": str(folder / "registry")})
     return {
         part: {"s": end[0] - start[0], "cpu_s": end[1] - start[1]}
         for part, start, end in zip(PARTS, now[:-1], now[1:], strict=True)
