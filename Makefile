@@ -22,7 +22,7 @@ TWO_WORKERS := -n 2 --dist loadgroup --no-loadscope-reorder
 # A demo that asks for a display or a network would hang on a server.
 export MPLBACKEND := Agg
 
-.PHONY: help setup lock audit-deps wheel demo test test-all test-hurt lint types unit flink-up flink-down test-flink kuberay bazel bench bench-beam bench-peers bench-serving table-user-level clean
+.PHONY: help setup lock audit-deps wheel demo test test-all test-hurt lint types unit flink-up flink-down test-flink kuberay bazel bench bench-beam bench-peers bench-serving bench-start-up table-user-level clean
 .DEFAULT_GOAL := help
 
 help:  ## Show this list
@@ -127,6 +127,9 @@ bench-beam: setup  ## Cost of preparing contact graphs, by size and engine, besi
 
 bench-serving: setup  ## Exports, loads and calls of personal models by layout and number of clients, and the server; 15 minutes
 	$(BIN)/python -m benchmarks.serving.run
+
+bench-start-up: setup  ## How long help, account and the demo's first round take to start; 2 minutes
+	$(BIN)/python -m benchmarks.start_up.run
 
 bench-peers: setup $(PEERS)/fedjax/.complete $(PEERS)/pfl/.complete  ## Install FedJAX and pfl for make bench (6 GB)
 

@@ -4,5 +4,6 @@ machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`
 preparing: costs of preparing and reading data; `make bench-beam`
 serving: exports, loads, calls; `make bench-serving`
+start_up: from typing a command to the first result; `make bench-start-up`
 synthetic: models that are trained on synthetic data alone, and marginals, beside the records'
 """

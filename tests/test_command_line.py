@@ -1,6 +1,8 @@
 """Commands made of settings classes: what is written becomes typed fields, and what cannot is one line."""
 
 import dataclasses
+import gc
+import importlib
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -8,7 +10,7 @@ import pytest
 from msgspec import Meta
 
 from tests.unrun import parse
-from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, Table, main
+from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, Table, loading, main
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import Count, Finite, Fraction, Settings
 
@@ -242,3 +244,39 @@ def test_the_overview_names_commands_and_version(capsys):
     assert "Does everything. commands: work Do the work. more Has more. options:" in shown(capsys, "--help")
     assert "usage: tool more [-h]" in shown(capsys, "more", "-h")
     assert shown(capsys, "--version") == "tool 1.0"
+
+
+def test_modules_are_loaded_without_garbage_collection_and_left_out_of_it_later(tmp_path, monkeypatch):
+    (tmp_path / "module_that_looks.py").write_text(
+        "import gc\nWAS_ENABLED = gc.isenabled()\nKEPT = [[] for _ in range(100)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gc.isenabled()
+    before = gc.get_freeze_count()
+    try:
+        with loading():
+            module = importlib.import_module("module_that_looks")
+        assert not module.WAS_ENABLED and gc.isenabled()
+        frozen = gc.get_freeze_count()
+        assert frozen >= before + 100
+        assert not any(one is module.KEPT for one in gc.get_objects())
+        # A command that runs again in this process must not keep the garbage of the first time.
+        made_since = [[] for _ in range(100)]
+        with loading():
+            importlib.import_module("module_that_looks")
+        assert gc.get_freeze_count() == frozen and len(made_since) == 100
+    finally:
+        gc.unfreeze()
+
+
+def test_an_import_that_fails_leaves_the_collector_as_it_was():
+    with pytest.raises(ModuleNotFoundError), loading():
+        importlib.import_module("no_such_module")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with loading():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -4,8 +4,10 @@ The fields of a `Command` define options with types, ranges and defaults; the do
 """
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
+import gc
 import importlib
 import inspect
 import itertools
@@ -13,7 +15,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, NoReturn
 
 import msgspec
@@ -145,6 +147,25 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     if text is not None:
         print(text, flush=True)
     return outcome.status
+
+
+@contextlib.contextmanager
+def loading() -> Iterator[None]:
+    """Imports the modules of a command without garbage collection: `with loading(): import ...`.
+
+    Python's collector would search all objects of TensorFlow and TFF again and again while more are imported: a fifth
+    of the time of the import. Modules live as long as the process, so the collector leaves their objects out later,
+    too. Nothing is left out if nothing new was imported.
+    """
+    was_enabled, before = gc.isenabled(), len(sys.modules)
+    gc.disable()
+    try:
+        yield
+    finally:
+        if len(sys.modules) > before:
+            gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def assigned(option: str, assignments: Sequence[str], form: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import autograph_util
 
 from tff_pdp.processes.vectorizable import map_stack
 
@@ -27,6 +28,29 @@ def test_operations_on_one_rank_are_not_reshaped():
     assert "Reshape" in operations_of(lambda x: map_stack(lambda row: row[0, 0] + row, x), rows)
     # TensorFlow's own function is as it was.
     assert "Reshape" in operations_of(lambda x: tf.vectorized_map(lambda row: row * row + row, x), rows)
+
+
+def test_conversions_of_calls_and_loops_are_not_rewritten_by_autograph(monkeypatch):
+    rewritten = []
+    in_autograph = autograph_util.py_func_from_autograph
+
+    def noted(function, *options):
+        rewritten.append(function.__name__)
+        return in_autograph(function, *options)
+
+    monkeypatch.setattr(autograph_util, "py_func_from_autograph", noted)
+
+    def count_to(number):
+        # A loop whose number of steps differs between rows, with a call in each step.
+        step = tf.function(lambda index: index + 1, autograph=False)
+        return tf.while_loop(lambda index: index < number, lambda index: [step(index)], [tf.constant(0)])[0]
+
+    traced = tf.function(lambda rows: map_stack(count_to, rows), autograph=False)
+    np.testing.assert_array_equal(traced(tf.constant([3, 0, 5])), [3, 0, 5])
+    assert rewritten == []
+    # TensorFlow's functions elsewhere are as they were.
+    tf.function(lambda x: x + 1)(tf.constant(0))
+    assert "<lambda>" in rewritten
 
 
 @pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)

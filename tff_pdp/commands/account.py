@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from tff_pdp.command_line import Outcome, Reporting
+from tff_pdp.command_line import Outcome, Reporting, loading
 from tff_pdp.settings import Delta, Positive
 
 _OUTSIDE = "protected from everyone outside that silo"
@@ -102,8 +102,9 @@ class Account(Reporting):
           BudgetError: no noise multiplier meets the budget.
         """
         # Loaded here: `tff-pdp --help` imports this module, and accounting takes a second to load.
-        from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds
-        from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise
+        with loading():
+            from tff_pdp.privacy.accounting.accountants import calibrate_noise_multiplier, epsilon_bounds
+            from tff_pdp.privacy.accounting.row_influence import calibrate_rows_noise
 
         noise_multiplier = self.noise_multiplier
         if self.epsilon is not None and self.sampling_rate is not None and not self._is_of_rows:

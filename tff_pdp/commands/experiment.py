@@ -6,13 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from tff_pdp.command_line import Command, Option, Outcome, Positional, Reporting, assigned, assigned_values
+from tff_pdp.command_line import (
+    Command,
+    Option,
+    Outcome,
+    Positional,
+    Reporting,
+    assigned,
+    assigned_values,
+    loading,
+)
 from tff_pdp.errors import ConfigError
 from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.settings import Count, Settings, parse_yaml
 
 if TYPE_CHECKING:
     # It takes seconds to import.
+    from serving.client.model_client import ModelClient
     from tff_pdp.experiment.config import ExperimentConfig
 
 
@@ -122,7 +132,8 @@ class Config(Command):
             )
         import yaml
 
-        from tff_pdp.experiment.build import build_methods
+        with loading():
+            from tff_pdp.experiment.build import build_methods
 
         found = _experiment(self.config, self.set, {})
         for algorithm, _ in build_methods(found, num_clients=2)[1].values():
@@ -154,7 +165,8 @@ class Train(_Resuming):
 
     def run(self) -> Outcome:
         """Trains the chosen methods, one after the other."""
-        from tff_pdp.training.train import train
+        with loading():
+            from tff_pdp.training.train import train
 
         config = self.experiment()
         done: dict[str, Any] = {}
@@ -199,7 +211,8 @@ class Tune(_Resuming):
 
     def run(self) -> Outcome:
         """Searches the hyper-parameters of one method; the method's ledger is charged for the search."""
-        from tff_pdp.training.search.tune import tune, tune_summary, tune_text
+        with loading():
+            from tff_pdp.training.search.tune import tune, tune_summary, tune_text
 
         config = self.experiment(self._search())
         if config.tuning.search is None:
@@ -232,7 +245,8 @@ class Evaluate(OnExperiment):
 
     def run(self) -> Outcome:
         """Tests the personal models and writes the report."""
-        from tff_pdp.training.evaluate import evaluate_experiment, summary_table
+        with loading():
+            from tff_pdp.training.evaluate import evaluate_experiment, summary_table
 
         config = self.experiment()
         summary = evaluate_experiment(config, self.algorithm or None)
@@ -251,8 +265,9 @@ class Export(OnExperiment):
 
     def run(self) -> Outcome:
         """Exports the experiment's chosen method."""
-        from serving.production.exports import docker_command, write_models_config
-        from tff_pdp.personal_models.export import export_experiment
+        with loading():
+            from serving.production.exports import docker_command, write_models_config
+            from tff_pdp.personal_models.export import export_experiment
 
         config = self.experiment()
         exported = export_experiment(config, drop_added=self.drop_added)
@@ -301,7 +316,12 @@ class Personalize(OnExperiment):
 
     def run(self) -> Outcome:
         """Adds clients to the export."""
-        from tff_pdp.personal_models.new_clients.personalize import personalize, personalized_content, personalized_text
+        with loading():
+            from tff_pdp.personal_models.new_clients.personalize import (
+                personalize,
+                personalized_content,
+                personalized_text,
+            )
 
         done = personalize(self.experiment(), self.examples, self.client_id, self.fit)
         return Outcome(personalized_text(done), personalized_content(done))
@@ -326,8 +346,6 @@ class Predict(OnExperiment):
 
     def run(self) -> Outcome:
         """Sends some test examples to a server and shows what comes back."""
-        from serving.client.grpc_client import GrpcClient
-        from serving.client.rest_client import RestClient
         from tff_pdp.data.client_dataset import ClientDataset
 
         config = self.experiment()
@@ -335,8 +353,7 @@ class Predict(OnExperiment):
         clients = ClientDataset.open(config.clients_folder)
         examples = clients.load(self.examples_of or self.client_id, "test")
         x, y = examples.x[: self.num_examples], examples.y[: self.num_examples]
-        client = GrpcClient(self.address) if self.grpc else RestClient(self.address)
-        prediction = client.predict(_served_name(config, client_id), [client_id] * len(x), x)
+        prediction = self._client().predict(_served_name(config, client_id), [client_id] * len(x), x)
         answers = zip(y, prediction.answers, prediction.personalized, strict=True)
         rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
         text = "\n".join(
@@ -346,6 +363,17 @@ class Predict(OnExperiment):
             for row in rows
         )
         return Outcome(text, {"client_id": self.client_id, "predictions": rows})
+
+    def _client(self) -> "ModelClient":
+        if self.grpc:
+            # Imports TensorFlow, which REST does without.
+            with loading():
+                from serving.client.grpc_client import GrpcClient
+
+            return GrpcClient(self.address)
+        from serving.client.rest_client import RestClient
+
+        return RestClient(self.address)
 
 
 class Demo(Reporting):
@@ -362,7 +390,8 @@ class Demo(Reporting):
 
     def run(self) -> Outcome:
         """Runs the demo, and prints where the results are."""
-        from tff_pdp.commands.demo import run_demo
+        with loading():
+            from tff_pdp.commands.demo import run_demo
 
         summary, text = run_demo(self.output, self.data, self.engine.overrides)
         return Outcome(text, summary, 0 if summary["served_equals_in_process"] else 1)
@@ -420,7 +449,8 @@ class Doctor(Reporting):
 
     def run(self) -> Outcome:
         """Lists versions and devices, and tests the engines."""
-        from tff_pdp.commands.doctor import examine
+        with loading():
+            from tff_pdp.commands.doctor import examine
 
         content, text = examine(self.device)
         return Outcome(text, content, 0 if content["healthy"] else 1)

@@ -6,8 +6,10 @@ changes a function's name in the graph, so that other engines run the computatio
 """
 
 import dataclasses
+import functools
 import importlib
 import re
+import types
 import uuid
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -113,3 +115,8 @@ _Inputs.expanddim_inputs_for_broadcast = _expand_where_ranks_differ
 def _bitcast_of_all(pfor_input: Any) -> Any:
     """Converts `tf.bitcast` for a stack; TensorFlow 2.14 can only loop over the clients."""
     return _pfor.wrap(tf.bitcast(pfor_input.stacked_input(0), pfor_input.get_attr("type")), True)
+
+
+# The functions with which TensorFlow converts calls and loops. AutoGraph would rewrite them, half a second in each
+# process, and find nothing to change.
+_pfor.def_function = types.SimpleNamespace(function=functools.partial(tf.function, autograph=False))

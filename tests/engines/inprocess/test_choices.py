@@ -1,5 +1,8 @@
 """What `auto` chooses and keeps, and under which name."""
 
+import os
+import threading
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -8,7 +11,8 @@ import tensorflow_federated as tff
 from tests.engines.engine_equality import assert_same
 from tests.engines.inprocess.inprocess_support import SEQUENCE, VECTOR, double, inprocess, vectors
 from tff_pdp import _tff
-from tff_pdp.engines.inprocess.clients import ClientWork
+from tff_pdp.engines.inprocess import execution
+from tff_pdp.engines.inprocess.clients import ClientWork, Lanes
 from tff_pdp.engines.inprocess.program import fingerprint, lower
 from tff_pdp.processes.vectorizable import vectorizable
 
@@ -128,6 +132,37 @@ def test_errors_of_stacks_alone_leave_the_loop(monkeypatch):
     with inprocess("auto", choices=choices) as engine, engine.install():
         assert_same(list(at_clients(scale(2))(vectors(6))), [2 * x for x in vectors(6)])
     assert list(choices.values()) == ["loop"]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_with_two_cores_the_loop_is_prepared_beside_the_stacks(cores, monkeypatch):
+    build, threads = execution.build_client_step, {}
+
+    def noted(*arguments, stacked):
+        assert stacked not in threads, "each form is traced once"
+        threads[stacked] = threading.get_ident()
+        return build(*arguments, stacked=stacked)
+
+    monkeypatch.setattr(execution, "build_client_step", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    with inprocess("auto") as engine, engine.install():
+        assert_same(list(at_clients(scale(2))(vectors(6))), [2 * x for x in vectors(6)])
+    assert threads[True] == threading.get_ident()
+    assert (threads[False] == threading.get_ident()) == (cores == 1)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_error_beside_a_block_is_raised_unless_the_block_has_one(cores, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    lanes = Lanes("/CPU:0")
+
+    def fail():
+        raise ValueError("beside the block")
+
+    with pytest.raises(ValueError, match="beside the block"), lanes.beside(fail):
+        pass
+    with pytest.raises(ValueError, match="in the block"), lanes.beside(fail):
+        raise ValueError("in the block")
 
 
 def test_a_computation_without_graphs_has_a_name():

@@ -6,10 +6,11 @@ show that splitting a stack costs time.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,6 +65,21 @@ class Lanes:
         ]
         concurrent.futures.wait(futures)
         return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def beside(self, function: Callable[[], object]) -> Iterator[None]:
+        """Runs `function` beside the `with` block, on a thread of its own; with a single thread, after the block.
+
+        The end of the block waits for the function and raises its error, unless the block itself has raised one.
+        """
+        if len(self._devices) > 1 or self._threads_per_device == 1:
+            yield
+            function()
+            return
+        with concurrent.futures.ThreadPoolExecutor(1, "tff-pdp-beside") as thread:
+            future = thread.submit(_run_on, self._devices[0], function)
+            yield
+        future.result()
 
     def close(self) -> None:
         """Ends the threads."""
