@@ -26,6 +26,7 @@ from tff_pdp.settings import (
     Name,
     Positive,
     Settings,
+    Xla,
     join_key,
     read_settings,
     read_yaml,
@@ -63,6 +64,11 @@ class Training(Settings):
         calls side by side; `vectorized`, with one call for many clients; or `auto`, which times both ways in the first
         round and keeps the faster one.
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
+      xla: where XLA compiles the work of clients that one call computes, for the engine `inprocess`: `auto`, on a GPU;
+        `always`; or `never`. The first call of a computation takes seconds longer. Clients' work with DP-SGD is never
+        compiled, because the guarantee counts roundings as they are written. If XLA cannot compile a computation, a
+        warning says so, and the computation runs without XLA. XLA rounds sums differently, so a run's record has the
+        choice.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit. This is slower, and fails where an operation has no such kernel.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
@@ -78,12 +84,15 @@ class Training(Settings):
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu(:[0-9]+)?)$")] = "auto"
     client_parallelism: ClientParallelism = "auto"
     clients_per_call: Count = 256
+    xla: Xla = "auto"
     deterministic_operations: bool = True
     test_only_seed: int | None = None
 
     def __post_init__(self):
         if self.engine == "native" and self.client_parallelism == "vectorized":
             raise ValueError("client_parallelism: the engine native computes clients one by one, not vectorized")
+        if self.engine == "native" and self.xla == "always":
+            raise ValueError("xla: the engine native has no XLA; write auto or never")
 
 
 class Export(Settings):

@@ -57,8 +57,12 @@ class Lanes:
             return function()
 
 
-# How clients are computed: one by one, or as stacks.
-Mode = Literal["loop", "vectorized"]
+# How clients are computed: one by one, as stacks, or as stacks that XLA compiles as far as it may.
+Mode = Literal["loop", "vectorized", "compiled"]
+
+
+class CannotCompile(Exception):
+    """Raised where a compiled stack fails; the message has the first line of TensorFlow's error."""
 
 
 def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[np.ndarray]]:
@@ -66,7 +70,7 @@ def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) 
 
     Args:
       own: clients' values by name, which no other thread may arrange meanwhile.
-      mode: way in which clients are computed: one by one, or as stacks.
+      mode: way in which clients are computed.
       clients_per_call: largest number of clients that are computed at a time.
 
     Returns:
@@ -110,7 +114,7 @@ class ClientWork:
 
     Attributes:
       step: the client step, traced for the mode.
-      mode: way in which clients are computed: one by one, or as stacks.
+      mode: way in which clients are computed.
       types: types of values, by name.
       shared: leaves of the values that all clients share, in the order of the step's inputs.
       clients: clients' values by name, arranged for the mode.
@@ -130,6 +134,7 @@ class ClientWork:
 
         Raises:
           CannotStack: the mode stacks clients, and their results have different shapes.
+          CannotCompile: XLA compiles the step, and the step fails, for whatever reason.
           tf.errors.OpError: the computation itself fails.
         """
         num_leaves = {name: len(structures.leaf_types(self.types[name])) for name in self.step.outputs}
@@ -139,7 +144,7 @@ class ClientWork:
             results = iter(self._call([tf.constant(len(chunk)), *self.shared, *own, *sums]))
             for name, count in num_leaves.items():
                 leaves = tuple(itertools.islice(results, count))
-                groups[name].append(ClientGroup(chunk, leaves, self.mode == "vectorized"))
+                groups[name].append(ClientGroup(chunk, leaves, self.mode != "loop"))
             sums = list(results)
         return groups, sums
 
@@ -155,8 +160,11 @@ class ClientWork:
     def _call(self, inputs: Leaves) -> Leaves:
         try:
             return self.step.function(inputs)
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.OpError as error:
+            if self.step.is_compiled:
+                # XLA has many types of errors. If the data are at fault, the step without XLA fails as well.
+                raise CannotCompile(str(error).partition("\n")[0]) from error
             # `tf.vectorized_map` stacks all results in the end, also those that it computes client by client.
-            if self.mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
+            if self.mode != "loop" and "/pfor/TensorArrayV2Stack" in str(error):
                 raise CannotStack("the computation's results have different shapes at different clients") from error
             raise

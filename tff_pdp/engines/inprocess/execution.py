@@ -12,12 +12,13 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientValues
-from tff_pdp.engines.inprocess.clients import ClientWork, Lanes, Mode, arrange
+from tff_pdp.engines.inprocess.clients import CannotCompile, ClientWork, Lanes, Mode, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.engines.inprocess.steps import Step, Wiring, build_client_step, build_merge_step, build_server_step
+from tff_pdp.processes.stacked_convolutions import batched_convolutions
 
 _logger = logging.getLogger(__name__)
 # Number of clients in a timed trial: enough to compare both modes, and cheap compared with a large first round.
@@ -29,11 +30,13 @@ class LoadedProgram:
 
     Attributes:
       computation: TFF's computation.
-      mode: way in which clients are computed (one by one, or as stacks); None until it is chosen.
+      mode: way in which clients are computed; None until it is chosen.
     """
 
-    def __init__(self, computation: Any, lanes: Lanes):
+    def __init__(self, computation: Any, lanes: Lanes, *, has_batched_convolutions: bool = False):
         """Lowers the computation; `lanes` will compute the clients.
+
+        With `has_batched_convolutions`, stacks have the batched form of convolutions (`stacked_convolutions`).
 
         Raises:
           EngineError: the engine does not support a part of the computation; the message names the part.
@@ -46,6 +49,7 @@ class LoadedProgram:
         self._client_steps: dict[tuple[int, Mode], Step] = {}
         self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
         self._lanes = lanes
+        self._has_batched_convolutions = has_batched_convolutions
         self._needed_by_result = self._wiring.uses([self.program.result])
         self._give_out = structures.build_container(_without_placements(self.program.result_type))
 
@@ -90,7 +94,7 @@ class LoadedProgram:
         Args:
           shared: the server's leaves by argument name.
           own: clients' values by argument name; this call arranges them for the mode.
-          mode: way in which clients are computed: one by one, or as stacks.
+          mode: way in which clients are computed.
           clients_per_call: largest number of clients that are computed at a time.
         """
         # Other calls may use the caller's objects meanwhile, and arrange them in another way.
@@ -107,28 +111,47 @@ class LoadedProgram:
                 clients.update(results)
         return self._result(server, clients)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles a part of a step that has been traced for the mode `compiled`."""
+        return any(step.is_compiled for step in self._client_steps.values())
+
     def compare(
-        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
+        self,
+        shared: Mapping[str, Leaves],
+        own: Mapping[str, ClientValues],
+        clients_per_call: int,
+        *,
+        may_compile: bool = False,
     ) -> dict[Mode, float]:
-        """Times both modes on some of the clients, and discards the results.
+        """Times all modes on some of the clients, and discards the results.
 
         Returns:
-          Seconds by mode. If the computation cannot run on stacks, nothing is timed, and the only entry is `loop` with
-          0 seconds.
+          Seconds by mode, without the modes that fail. If the computation cannot run on stacks, nothing is timed, and
+          the only entry is `loop` with 0 seconds.
 
         Raises:
-          tf.errors.OpError: the computation fails in both modes.
+          tf.errors.OpError: the computation fails in all modes.
         """
         few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
-        try:
-            vectorized = self._time(shared, few, "vectorized", clients_per_call)
-        except (CannotStack, tf.errors.OpError) as error:
-            if isinstance(error, tf.errors.OpError):
-                # If the data are at fault, the loop fails as well, and the error is raised.
-                self.run(shared, few, "loop", clients_per_call)
-            _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
-            return {"loop": 0.0}
-        return {"vectorized": vectorized, "loop": self._time(shared, few, "loop", clients_per_call)}
+        seconds: dict[Mode, float] = {}
+        stacked: tuple[Mode, ...] = ("compiled", "vectorized") if may_compile else ("vectorized",)
+        for mode in stacked:
+            try:
+                seconds[mode] = self._time(shared, few, mode, clients_per_call)
+            except CannotCompile as error:
+                _logger.info("XLA does not compile clients' work: %s", str(error))
+            except (CannotStack, tf.errors.OpError) as error:
+                if isinstance(error, tf.errors.OpError):
+                    # If the data are at fault, the loop fails as well, and the error is raised.
+                    self.run(shared, few, "loop", clients_per_call)
+                _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
+                return {"loop": 0.0}
+            else:
+                if mode == "compiled" and not self.is_compiled:
+                    seconds = {"vectorized": seconds["compiled"]}
+                    break
+        return {"loop": self._time(shared, few, "loop", clients_per_call), **seconds}
 
     def _time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
@@ -178,7 +201,10 @@ class LoadedProgram:
         if (number, mode) not in self._client_steps:
             needed = self._needed_after_clients(number)
             try:
-                step = build_client_step(self._wiring, number, needed, stacked=mode == "vectorized")
+                with batched_convolutions(self._has_batched_convolutions):
+                    step = build_client_step(
+                        self._wiring, number, needed, stacked=mode != "loop", compiled=mode == "compiled"
+                    )
             except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
                 if mode == "loop":
                     raise
@@ -187,6 +213,8 @@ class LoadedProgram:
                 lines = str(error).splitlines() or [type(error).__name__]
                 raise CannotStack(f"TensorFlow cannot stack the computation: {lines[0]}") from error
             self._client_steps[number, mode] = step
+            if mode == "compiled" and not step.is_compiled:
+                self._client_steps[number, "vectorized"] = step
         return self._client_steps[number, mode]
 
     def _needed_after_server(self, number: int) -> list[str]:
