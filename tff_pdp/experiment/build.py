@@ -308,7 +308,7 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
         options = {
             "client_parallelism": training.client_parallelism,
             "clients_per_call": training.clients_per_call,
-            "xla": training.xla,
+            "xla": config.xla,
             "choices": choices,
         }
     with running_engine(training.engine, training.device, **options) as engine:

@@ -64,11 +64,11 @@ class Training(Settings):
         calls side by side; `vectorized`, with one call for many clients; or `auto`, which times both ways in the first
         round and keeps the faster one.
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
-      xla: where XLA compiles the work of clients that one call computes, for the engine `inprocess`: `auto`, on a GPU;
-        `always`; or `never`. The first call of a computation takes seconds longer. Clients' work with DP-SGD is never
-        compiled, because the guarantee counts roundings as they are written. If XLA cannot compile a computation, a
-        warning says so, and the computation runs without XLA. XLA rounds sums differently, so a run's record has the
-        choice.
+      xla: where XLA compiles the work of clients that one call computes, for the engine `inprocess`. `auto` is on a GPU
+        in training without privacy, `always` everywhere, `never` nowhere. Compiling takes seconds for each new shape.
+        Clients' work with DP-SGD is never compiled, because the guarantee counts roundings as they are written. If XLA
+        cannot compile a computation, a warning says so, and the computation runs without XLA. XLA rounds sums
+        differently, so the choice is on the run's record.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit. This is slower, and fails where an operation has no such kernel.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
@@ -197,6 +197,12 @@ class ExperimentConfig(Settings):
         """Number of rounds that a method's own schedule is for: all rounds, or those on synthetic data."""
         synthetic = self.privacy.synthetic
         return self.training.rounds if synthetic is None else synthetic.rounds
+
+    @property
+    def xla(self) -> Xla:
+        """The use of XLA that the engine is asked for: `never` for `auto` in training with privacy."""
+        # No test has shown that on a GPU a compiled client has the same bits whichever other clients are in the stack.
+        return "never" if self.training.xla == "auto" and self.privacy.is_private else self.training.xla
 
     @property
     def clients_folder(self) -> Path:

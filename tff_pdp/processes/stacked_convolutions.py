@@ -223,7 +223,8 @@ def _convert_kernel_gradient(pfor_input: Any, strides: int, padding: str) -> tf.
 def _stacked(pfor_input: Any, number: int, shape: tf.TensorShape) -> tf.Tensor:
     pfor_input.stack_inputs([number])
     values = pfor_input.stacked_input(number)
-    return tf.ensure_shape(values, tf.TensorShape([None]).concatenate(shape))
+    values.set_shape(tf.TensorShape([None]).concatenate(shape))
+    return values
 
 
 _replace("Conv2D", 1, _convert_convolution)

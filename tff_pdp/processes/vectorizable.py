@@ -125,11 +125,7 @@ _MOST_EXACT_CLIENTS = 16
 
 def _map_compiled(function: Callable[..., Any], elements: Any) -> Any:
     num_clients = tf.shape(tf.nest.flatten(elements)[0])[0]
-    # Cohorts that are drawn at random have new numbers of clients nearly every round.
-    doublings = tf.reduce_sum(tf.cast(num_clients > [_MOST_EXACT_CLIENTS << k for k in range(20)], tf.int32))
-    unit = tf.bitwise.left_shift(1, doublings)
-    # The last client is computed again in the places beyond the stack.
-    places = tf.minimum(tf.range((num_clients + unit - 1) // unit * unit), num_clients - 1)
+    places = _compiled_places(num_clients)
 
     @tf.function(jit_compile=True, autograph=False)
     def compiled(padded: Any) -> Any:
@@ -139,6 +135,16 @@ def _map_compiled(function: Callable[..., Any], elements: Any) -> Any:
 
     results = compiled(tf.nest.map_structure(lambda values: tf.gather(values, places), elements))
     return tf.nest.map_structure(lambda values: values[:num_clients], results)
+
+
+def _compiled_places(num_clients: tf.Tensor) -> tf.Tensor:
+    """Returns the client of each place in a compiled stack, int32; the last client fills places beyond the stack.
+
+    Cohorts that are drawn at random have a new number of clients nearly every round.
+    """
+    doublings = tf.reduce_sum(tf.cast(num_clients > [_MOST_EXACT_CLIENTS << k for k in range(20)], tf.int32))
+    unit = tf.bitwise.left_shift(1, doublings)
+    return tf.minimum(tf.range((num_clients + unit - 1) // unit * unit), num_clients - 1)
 
 
 _spares_reshapes: ContextVar[bool] = ContextVar("spares reshapes", default=False)

@@ -206,7 +206,6 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
     """Returns the experiment as plain data, with the device and the use of XLA that the run has, not those asked for."""
     content = config.to_dict()
-    content["training"]["device"] = device
-    if content["training"]["xla"] == "auto":
-        content["training"]["xla"] = "never" if device == "cpu" else "always"
+    on_device = "never" if device == "cpu" else "always"
+    content["training"] |= {"device": device, "xla": on_device if config.xla == "auto" else config.xla}
     return content

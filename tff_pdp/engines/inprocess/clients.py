@@ -9,6 +9,7 @@ import concurrent.futures
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -23,6 +24,8 @@ from tff_pdp.engines.inprocess.steps import Step
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
+# Lines of TensorFlow's errors that only say where an operation was made.
+_NO_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces")
 # Each lane has its own sums. The number of lanes decides how sums round, so the number is the same on all machines.
 NUM_LANES = 8
 
@@ -62,7 +65,7 @@ Mode = Literal["loop", "vectorized", "compiled"]
 
 
 class CannotCompile(Exception):
-    """Raised where a compiled stack fails; the message has the first line of TensorFlow's error."""
+    """Raised where a compiled stack fails; the message has the line of TensorFlow's error that states the reason."""
 
 
 def arrange(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[np.ndarray]]:
@@ -163,7 +166,8 @@ class ClientWork:
         except tf.errors.OpError as error:
             if self.step.is_compiled:
                 # XLA has many types of errors. If the data are at fault, the step without XLA fails as well.
-                raise CannotCompile(str(error).partition("\n")[0]) from error
+                lines = [line for line in str(error).splitlines() if line and not _NO_REASON.match(line)]
+                raise CannotCompile(lines[0] if lines else type(error).__name__) from error
             # `tf.vectorized_map` stacks all results in the end, also those that it computes client by client.
             if self.mode != "loop" and "/pfor/TensorArrayV2Stack" in str(error):
                 raise CannotStack("the computation's results have different shapes at different clients") from error

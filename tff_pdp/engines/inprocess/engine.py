@@ -178,7 +178,7 @@ class InProcessEngine(_tff.SyncContext):
             return "loop"
         if self._parallelism == "vectorized":
             return "compiled" if self._may_compile else "vectorized"
-        seconds = program.compare(shared, own, self._clients_per_call, may_compile=self._may_compile)
+        seconds = program.compare(shared, own, self._clients_per_call, self._may_compile)
         mode = min(seconds, key=lambda name: seconds[name])
         self.choices[program.fingerprint] = mode
         _logger.info(

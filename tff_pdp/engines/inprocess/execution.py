@@ -121,7 +121,6 @@ class LoadedProgram:
         shared: Mapping[str, Leaves],
         own: Mapping[str, ClientValues],
         clients_per_call: int,
-        *,
         may_compile: bool = False,
     ) -> dict[Mode, float]:
         """Times all modes on some of the clients, and discards the results.
