@@ -1,16 +1,16 @@
 """Computes the convolutions of a stack (batch) of clients, each with kernels of its own, as batched matrix products.
 
 `tf.vectorized_map` has rules for convolutions whose kernel all clients share. For kernels that differ between clients
-TensorFlow 2.14 makes a loop over the clients, which suits a CPU: one convolution keeps all cores busy. On a GPU the loop
-launches each small kernel once for every client. The batched form launches each kernel once for all clients: the inputs
-that each position of an output meets stand side by side as one row of a matrix, and each client's rows are multiplied by
-that client's kernel (im2col: Chellapilla, Puri and Simard, "High Performance Convolutional Neural Networks for Document
-Processing", IWFHR 2006). The rows need memory for `height * width` times the inputs, with the sizes of the kernel.
+TensorFlow 2.14 makes a loop over the clients, which suits a CPU: one convolution keeps all cores busy. On a GPU the
+loop launches each small kernel once for every client. The batched form launches each kernel once for all clients. One
+row of a matrix has all the inputs that a position of the output meets, and each client's rows are multiplied by that
+client's kernel (Chellapilla, Puri & Simard, "High Performance Convolutional Neural Networks for Document Processing",
+IWFHR 2006). The rows have as many numbers as the inputs, times height and width of the kernel.
 
-Results of both forms are equal up to rounding. Convolutions with dilations, with explicit paddings, with the channels
-before the height, or with a size other than the batch's that is unknown when the computation is built keep TensorFlow's
-form. TensorFlow has no other way to name the form of an operation, so the rules replace those of TensorFlow for the whole
-process; outside of `batched_convolutions` the replacement only calls the rule of TensorFlow.
+Results of both forms are equal up to rounding. TensorFlow's form is kept for convolutions with dilations, explicit
+paddings, two different strides, or channels as the second axis, and for those whose height, width or number of channels
+is unknown when the computation is built. The rules replace TensorFlow's rules in the whole process. Outside of
+`batched_convolutions` a replacement only calls TensorFlow's rule.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def input_gradient(
             before -= same_padding(size_in, size_out, side, strides)[0]
         around.append([before, size_in + side - 1 - before - ((size_out - 1) * strides + 1)])
     if strides > 1:
-        high, wide, channels = apart.shape[1:]
+        high, wide, channels = _sizes(apart)[1:]
         between = [0, strides - 1]
         apart = tf.pad(tf.reshape(apart, [-1, high, 1, wide, 1, channels]), [[0, 0]] * 2 + [between, [0, 0]] * 2)
         apart = tf.reshape(apart, [-1, high * strides, wide * strides, channels])
@@ -124,7 +124,7 @@ def _merged(values: tf.Tensor) -> tf.Tensor:
 
 
 def _split(values: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Reshapes `[clients * batch, ...]` to `[clients, batch, ...]`, with the numbers of clients and examples of `like`."""
+    """Reshapes `[clients * batch, ...]` to `[clients, batch, ...]`, with the first two sizes of `like`."""
     return tf.reshape(values, [*tf.unstack(tf.shape(like)[:2]), *_sizes(values)[1:]])
 
 
@@ -144,7 +144,7 @@ def _padded(
 
 
 def _rows(inputs: tf.Tensor, sizes_out: Sequence[int], window: Sequence[int], strides: int) -> tf.Tensor:
-    """Returns what each position of the output meets: `[clients, batch * height' * width', kernel values of one out]`."""
+    """Returns what each position of the output meets, `[clients, batch * height' * width', values]`."""
     seen = tf.concat(inputs_by_offset(_merged(inputs), sizes_out, window, strides), axis=-1)
     return tf.reshape(seen, [*_leading(inputs, math.prod(sizes_out)), seen.shape[-1]])
 

@@ -57,12 +57,12 @@ def sweep(folder: Path) -> None:
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Checks that a run is resumed with the engine, device and parallelism that it was started with.
+    """Checks that a run is resumed with the engine, device, parallelism and use of XLA that it was started with.
 
     Otherwise, repeated rounds would add the same noise to differently rounded sums, which would reveal data.
 
     Raises:
-      ConfigError: the run was started with another engine, device or parallelism.
+      ConfigError: the run was started with another engine, device, parallelism or use of XLA.
       DataError: the run's configuration file is missing or damaged.
     """
     started_with = _started_with(folder, *_DECISIVE)
@@ -204,7 +204,7 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
-    """Returns the experiment as plain data, with the device and the use of XLA that the run has, not those asked for."""
+    """Returns the experiment as plain data, with the run's device and use of XLA, which may be those of `auto`."""
     content = config.to_dict()
     on_device = "never" if device == "cpu" else "always"
     content["training"] |= {"device": device, "xla": on_device if config.xla == "auto" else config.xla}

@@ -30,7 +30,9 @@ MECHANISM = {"clip_norm": 0.5, "noise_multiplier": 1.0, "sampling_rate": 0.6, "e
 
 def at_clients(function):
     """Clients' work that XLA may compile."""
-    attached = vectorizable.vectorizable(function, lambda stack: map_stack(function, stack, may_compile=True), num_shared=0)
+    attached = vectorizable.vectorizable(
+        function, lambda stack: map_stack(function, stack, may_compile=True), num_shared=0
+    )
 
     @_tff.federated_computation(_tff.at_clients(VECTOR))
     def compute(x):
@@ -108,10 +110,13 @@ def dawson(x):
 def test_without_a_kernel_of_xla_the_engine_warns_and_does_without(caplog):
     choices = {}
     compute = at_clients(dawson)
-    with caplog.at_level("WARNING", "tff_pdp"), inprocess("vectorized", xla="always", choices=choices) as engine:
-        with engine.install():
-            for _ in range(2):
-                found = np.stack(list(compute(vectors(4))))
+    with (
+        caplog.at_level("WARNING", "tff_pdp"),
+        inprocess("vectorized", xla="always", choices=choices) as engine,
+        engine.install(),
+    ):
+        for _ in range(2):
+            found = np.stack(list(compute(vectors(4))))
     np.testing.assert_allclose(found, dawson(np.stack(vectors(4))).numpy(), rtol=1e-6)
     (message,) = messages_of(caplog)
     assert message.startswith("XLA does not compile clients' work: ")
@@ -120,11 +125,15 @@ def test_without_a_kernel_of_xla_the_engine_warns_and_does_without(caplog):
 
 
 def test_a_run_that_began_with_xla_does_not_go_on_without():
-    """Its rounds would be repeated with other roundings, which with the same noise would reveal what the noise hides."""
+    """Its rounds would be repeated with other roundings and the same noise, which would reveal what the noise hides."""
     compute = at_clients(dawson)
-    with inprocess("vectorized", xla="always", choices={fingerprint(lower(compute)): "compiled"}) as engine:
-        with engine.install(), pytest.raises(EngineError, match="XLA compiled a computation before"):
-            compute(vectors(4))
+    choices = {fingerprint(lower(compute)): "compiled"}
+    with (
+        inprocess("vectorized", xla="always", choices=choices) as engine,
+        engine.install(),
+        pytest.raises(EngineError, match="XLA compiled a computation before"),
+    ):
+        compute(vectors(4))
 
 
 def test_data_that_fail_do_not_count_as_a_failure_of_xla():
@@ -132,7 +141,9 @@ def test_data_that_fail_do_not_count_as_a_failure_of_xla():
         stack = tf.debugging.check_numerics(stack, "not a number")
         return map_stack(lambda x: 2 * x, stack, may_compile=True)
 
-    attached = vectorizable.vectorizable(lambda x: 2 * tf.debugging.check_numerics(x, "not a number"), checked, num_shared=0)
+    attached = vectorizable.vectorizable(
+        lambda x: 2 * tf.debugging.check_numerics(x, "not a number"), checked, num_shared=0
+    )
 
     @_tff.federated_computation(_tff.at_clients(VECTOR))
     def compute(x):
