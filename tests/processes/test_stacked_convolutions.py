@@ -63,6 +63,28 @@ def test_every_form_equals_the_convolutions_of_the_clients(layer):
         assert_close(found.numpy(), np.stack(expected))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        pytest.param((2, 96, (8, 8), (3, 3), 3, 16, 1, "VALID"), id="VALID"),
+        pytest.param((3, 144, (9, 9), (5, 5), 4, 32, 2, "SAME"), id="SAME, strides 2"),
+    ],
+)
+def test_an_example_keeps_its_bits_whoever_else_is_in_the_batch(layer):
+    """DP-SGD takes this for granted, for batches in whole blocks of 48 rows."""
+    x, kernels = draws(layer)
+    strides, padding = layer[-2:]
+
+    def results(chosen):
+        outputs = stacked_convolutions.convolve(chosen, kernels, strides, padding)
+        return outputs, stacked_convolutions.input_gradient(layer[2], kernels, tf.sin(outputs), strides, padding)
+
+    order = np.random.default_rng(0).permutation(layer[1])
+    for whole, part, moved in zip(results(x), results(x[:, :48]), results(tf.gather(x, order, axis=1)), strict=True):
+        np.testing.assert_array_equal(part, whole[:, :48])
+        np.testing.assert_array_equal(moved, tf.gather(whole, order, axis=1))
+
+
 def traced(step, *specs, is_batched=True):
     @tf.function(autograph=False)
     def function(*arguments):

@@ -51,8 +51,8 @@ class InProcessEngine(_tff.SyncContext):
         Args:
           device: `cpu`, `gpu`, `gpu:N` or `auto`.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
-            clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
-            the first call of each computation and keeps the faster.
+            clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both,
+            and stacks that XLA compiles where it may, at the first call of each computation and keeps the fastest.
           clients_per_call: largest number of clients that are computed at a time; memory grows with this number.
           xla: where XLA compiles the work of stacked clients: with `auto` on a GPU, with `always` on every device,
             with `never` nowhere. Where XLA cannot compile a computation, the engine warns and does without.
