@@ -25,7 +25,7 @@ from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
 # Lines of TensorFlow's errors that only say where an operation was made.
-_NO_REASON = re.compile(r"Graph execution error|Detected at node|<stack traces")
+_NO_REASON = re.compile(r"\s|Graph execution error|Detected at node|<stack traces")
 # Each lane has its own sums. The number of lanes decides how sums round, so the number is the same on all machines.
 NUM_LANES = 8
 
