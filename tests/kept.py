@@ -83,8 +83,8 @@ def keeping_runs(computations, stack: contextlib.ExitStack, engines, patch: pyte
 
     @contextlib.contextmanager
     def lent_engine(name="inprocess", device="auto", **options):
-        # `auto` finds out what is faster, which is what some tests are about.
-        if name != "inprocess" or options.get("client_parallelism") == "auto":
+        # `auto` finds out what is faster, which is what some tests are about. XLA's choices are on each run's record.
+        if name != "inprocess" or options.get("client_parallelism") == "auto" or options.get("xla") == "always":
             with running_engine(name, device, **options) as engine:
                 yield engine
             return

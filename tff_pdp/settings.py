@@ -41,6 +41,8 @@ CountOrZero = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 # Ways to compute clients that an experiment can ask for.
 ClientParallelism = Literal["auto", "loop", "vectorized"]
+# Where XLA compiles the work of stacked clients: on a GPU, everywhere or nowhere.
+Xla = Literal["auto", "always", "never"]
 
 
 @typing.dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(msgspec.field,))

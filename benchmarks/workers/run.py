@@ -54,6 +54,7 @@ def main() -> None:
 def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict[str, Any]:
     workload = build_workload(name)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(local_cluster(3))
         here = FedAvgRounds(workload, build_engine("inprocess", "cpu", client_parallelism=parallelism))
         far = {}
         for number in (1, 2):

@@ -73,6 +73,21 @@ def test_settings_of_an_earlier_version_are_read(experiment):
             check_engine(config, folder, "cpu")
 
 
+def test_a_run_goes_on_with_the_use_of_xla_that_it_was_started_with(experiment):
+    """Runs of earlier versions have no setting for XLA, and had no XLA."""
+    automatic, always = experiment("run"), experiment("run", training__xla="always")
+    plain = {"privacy__kind": "none"}
+    assert (automatic.xla, always.xla, experiment("plain", **plain).xla) == ("never", "always", "auto")
+    folder = automatic.algorithm_folder("mr_mtl")
+    start_folder(automatic, folder, "cpu")
+    content = read_started_with(folder)
+    assert content["training"].pop("xla") == "never"
+    (folder / CONFIG_FILE).write_text(json.dumps(content))
+    check_engine(automatic, folder, "cpu")
+    with pytest.raises(ConfigError, match=r"training.xla 'never', not 'always'"):
+        check_engine(always, folder, "cpu")
+
+
 def test_no_changed_byte_of_metrics_is_silent(tmp_path):
     for number in (2, 4):
         append_metrics(tmp_path, number, {"mean": 0.25 * number, "seconds": 0.5})

@@ -20,6 +20,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.client_store.store import ClientStore
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.record import releases
+from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.rounds import evaluate_clients, first_state, run_round
 from tff_pdp.training.train import train
 from tff_pdp.verification.experiment import verify
@@ -147,11 +148,19 @@ def test_a_run_whose_last_round_had_nobody_verifies(experiment, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "parallelism"),
-    parameters([("centaur", "loop"), ("fed_per", "vectorized"), ("fed_avg", "loop")], test=[("centaur", "loop")]),
+    ("name", "parallelism", "xla"),
+    parameters(
+        [
+            ("centaur", "loop", "never"),
+            ("fed_per", "vectorized", "never"),
+            ("fed_avg", "loop", "never"),
+            ("fed_avg", "vectorized", "always"),
+        ],
+        test=[("centaur", "loop", "never"), ("fed_avg", "vectorized", "always")],
+    ),
 )
-def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, parallelism):
-    settings = {"training__client_parallelism": parallelism}
+def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypatch, name, parallelism, xla):
+    settings = {"training__client_parallelism": parallelism, "training__xla": xla}
     whole_config, config = experiment("whole", **settings), experiment("stopped", **settings)
     whole = train(whole_config, name, progress=False)
     with monkeypatch.context() as patch:
@@ -162,7 +171,10 @@ def test_a_run_that_failed_midway_resumes_to_the_same_bits(experiment, monkeypat
     with ClientStore.open(config.algorithm_folder(name) / releases.STORE) as store:
         assert store.round_number == 5
     assert checkpoints.load_latest(config.algorithm_folder(name) / "checkpoints").round_number == 4
+    choices = read_charges(config.algorithm_folder(name)).choices
+    assert set(choices.values()) == ({"compiled"} if xla == "always" else set())
     resumed = train(config, name, resume=True, progress=False)
+    assert read_charges(config.algorithm_folder(name)).choices == choices
     assert resumed.ledger.to_json() == whole.ledger.to_json()
     for one, other in zip(leaves(config, name, resumed), leaves(whole_config, name, whole), strict=True):
         np.testing.assert_array_equal(one, other)

@@ -322,6 +322,7 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
         options = {
             "client_parallelism": training.client_parallelism,
             "clients_per_call": training.clients_per_call,
+            "xla": config.xla,
             "choices": choices,
         }
     workers = training.workers

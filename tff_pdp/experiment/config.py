@@ -26,6 +26,7 @@ from tff_pdp.settings import (
     Name,
     Positive,
     Settings,
+    Xla,
     join_key,
     read_settings,
     read_yaml,
@@ -88,6 +89,11 @@ class Training(Settings):
         calls side by side; `vectorized`, with one call for many clients; or `auto`, which times both ways in the first
         round and keeps the faster one.
       clients_per_call: largest number of clients in a call; more clients need more memory. For the engine `inprocess`.
+      xla: where XLA compiles the work of clients that one call computes, for the engine `inprocess`. `auto` is on a GPU
+        in training without privacy, `always` everywhere, `never` nowhere. Compiling takes seconds for each new shape.
+        Clients' work with DP-SGD is never compiled, because the guarantee counts roundings as they are written. If XLA
+        cannot compile a computation, a warning says so, and the computation runs without XLA. XLA rounds sums
+        differently, so the choice is on the run's record.
       deterministic_operations: in noised training on a GPU, use only TensorFlow kernels whose sums are reproducible to
         the bit, from the start of training to the end of the process. This is slower, and fails where an operation has
         no such kernel. Without it, rounds after a kill are drawn anew and charged again.
@@ -105,6 +111,7 @@ class Training(Settings):
     device: Annotated[str, Meta(pattern=r"^(auto|cpu|gpu(:[0-9]+)?)$")] = "auto"
     client_parallelism: ClientParallelism = "auto"
     clients_per_call: Count = 256
+    xla: Xla = "auto"
     deterministic_operations: bool = True
     workers: Workers | None = None
     test_only_seed: int | None = None
@@ -114,6 +121,10 @@ class Training(Settings):
             raise ValueError("client_parallelism: the engine native computes clients one by one, not vectorized")
         if self.engine == "native" and self.workers is not None:
             raise ValueError("workers: the engine native has a worker of its own; workers are for the engine inprocess")
+        if self.engine == "native" and self.xla == "always":
+            raise ValueError("xla: the engine native has no XLA; write auto or never")
+        if self.workers is not None and self.xla == "always":
+            raise ValueError("xla: workers do without XLA; write auto or never")
 
 
 class Export(Settings):
@@ -218,6 +229,14 @@ class ExperimentConfig(Settings):
         """Number of rounds that a method's own schedule is for: all rounds, or those on synthetic data."""
         synthetic = self.privacy.synthetic
         return self.training.rounds if synthetic is None else synthetic.rounds
+
+    @property
+    def xla(self) -> Xla:
+        """The use of XLA that the engine is asked for: `never` for `auto` in training with privacy or with workers."""
+        # No test has shown that on a GPU a compiled client has the same bits whichever other clients are in the stack.
+        if self.training.xla == "auto" and (self.privacy.is_private or self.training.workers is not None):
+            return "never"
+        return self.training.xla
 
     @property
     def clients_folder(self) -> Path:

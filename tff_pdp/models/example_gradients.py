@@ -212,20 +212,12 @@ def conv2d_kernel(
     *sizes_out, channels_out = _sizes(cotangent)
     shape = [*window, channels_in, channels_out]
     if padding == "SAME":
-        inputs = tf.pad(inputs, [[0, 0], *map(_same_padding, sizes_in, sizes_out, window, [strides] * 2), [0, 0]])
+        inputs = tf.pad(inputs, [[0, 0], *map(same_padding, sizes_in, sizes_out, window, [strides] * 2), [0, 0]])
     g = _flatten_positions(cotangent)
     is_gram = _gram_is_cheaper(math.prod(sizes_out), math.prod(window) * channels_in, channels_out)
     if not is_gram and strides > 1 and not any(side % strides for side in window):
         return Held((_pulled(_gradients_by_squares(inputs, g, sizes_out, window, strides), pull),), shape)
-    grids = _grids(inputs, window, strides)
-    # Inputs for each offset of the kernel: the convolution is a dense layer over all of these, side by side.
-    seen = [
-        grids[i % strides][j % strides][
-            :, i // strides : i // strides + sizes_out[0], j // strides : j // strides + sizes_out[1]
-        ]
-        for i in range(window[0])
-        for j in range(window[1])
-    ]
+    seen = inputs_by_offset(inputs, sizes_out, window, strides)
     if is_gram:
         return OuterProducts(_flatten_positions(tf.concat(seen, axis=-1)), g, shape, pull)
     shares = [None] * len(seen) if pull is None else tf.unstack(tf.reshape(pull, [-1, channels_in, channels_out]))
@@ -235,6 +227,30 @@ def conv2d_kernel(
         for a, share in zip(seen, shares, strict=True)
     ]
     return Held(tuple(gradients), shape)
+
+
+def inputs_by_offset(
+    inputs: tf.Tensor, sizes_out: Sequence[int], window: Sequence[int], strides: int
+) -> list[tf.Tensor]:
+    """Returns the inputs that each offset of a kernel meets: the convolution is a dense layer over all, side by side.
+
+    Args:
+      inputs: inputs of the layer, padded, `[batch, height, width, in]`.
+      sizes_out: height and width of the output.
+      window: height and width of the kernel.
+      strides: stride in height and in width.
+
+    Returns:
+      Tensors `[batch, *sizes_out, in]`, for the offsets of the kernel row by row.
+    """
+    grids = _grids(inputs, window, strides)
+    return [
+        grids[i % strides][j % strides][
+            :, i // strides : i // strides + sizes_out[0], j // strides : j // strides + sizes_out[1]
+        ]
+        for i in range(window[0])
+        for j in range(window[1])
+    ]
 
 
 def _grids(inputs: tf.Tensor, window: Sequence[int], strides: int) -> list[list[tf.Tensor]]:
@@ -367,7 +383,7 @@ def _as_rows(values: tf.Tensor) -> tf.Tensor:
     return values if values.shape.rank == 2 else tf.reshape(values, [-1, values.shape[-1]])
 
 
-def _same_padding(size_in: int, size_out: int, window: int, strides: int) -> list[int]:
+def same_padding(size_in: int, size_out: int, window: int, strides: int) -> list[int]:
     """Returns TensorFlow's padding before and after; an odd total has the larger part after."""
     total = max((size_out - 1) * strides + window - size_in, 0)
     return [total // 2, total - total // 2]

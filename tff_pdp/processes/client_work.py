@@ -127,7 +127,8 @@ def _build(
         def run_one(own: tuple[Any, Any, Any, Any, Any]) -> Any:
             return run(message, *own, bounds)
 
-        return map_stack(run_one, (states, data, params, draws, selected))
+        # The guarantee of DP-SGD counts each rounding as it is written.
+        return map_stack(run_one, (states, data, params, draws, selected), may_compile=estimator.is_plain)
 
     return vectorizable(for_one, for_stack, num_shared=1)
 

@@ -31,6 +31,7 @@ _NOT_DECISIVE_IN_TRAINING = (
     "checkpoint_every",
     "device",
     "clients_per_call",
+    "xla",
     "deterministic_operations",
     "test_only_seed",
     "workers",

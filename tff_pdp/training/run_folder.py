@@ -25,7 +25,7 @@ FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
 # Folders that a run goes on from.
 _RESUMED = (CHECKPOINTS, SEARCH)
 # Settings that decide how sums are rounded.
-_DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call")
+_DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call", "xla")
 
 
 def start_folder(config: ExperimentConfig, folder: Path, device: str) -> None:
@@ -57,12 +57,12 @@ def sweep(folder: Path) -> None:
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
-    """Checks that a run is resumed with the engine, device and parallelism that it was started with.
+    """Checks that a run is resumed with the engine, device, parallelism and use of XLA that it was started with.
 
     Otherwise, repeated rounds would add the same noise to differently rounded sums, which would reveal data.
 
     Raises:
-      ConfigError: the run was started with another engine, device or parallelism.
+      ConfigError: the run was started with another engine, device, parallelism or use of XLA.
       DataError: the run's configuration file is missing or damaged.
     """
     started_with = _started_with(folder, *_DECISIVE)
@@ -130,7 +130,8 @@ def checkpoints_were_every(folder: Path) -> int:
 def _started_with(folder: Path, *keys: str) -> dict[str, Any]:
     try:
         training = read_started_with(folder)["training"]
-        return {key: training[key] for key in keys}
+        # Runs of earlier versions had no XLA, and no setting for XLA.
+        return {key: {"xla": "never", **training}[key] for key in keys}
     except (KeyError, TypeError) as error:
         path = folder / CONFIG_FILE
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): restore it from a copy") from None
@@ -203,7 +204,8 @@ def read_selected(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _resolved(config: ExperimentConfig, device: str) -> dict[str, Any]:
-    """Returns the experiment as plain data, with the device that the run has, not the one that was asked for."""
+    """Returns the experiment as plain data, with the run's device and use of XLA, which may be those of `auto`."""
     content = config.to_dict()
-    content["training"]["device"] = device
+    on_device = "never" if device == "cpu" else "always"
+    content["training"] |= {"device": device, "xla": on_device if config.xla == "auto" else config.xla}
     return content

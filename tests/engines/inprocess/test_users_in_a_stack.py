@@ -51,11 +51,17 @@ def trained(process, algorithm, estimator, model, num_clients):
     return {name: np.asarray(value) for name, value in states.columns()["weights"].items()}
 
 
-@pytest.mark.parametrize("name", parameters(MODELS, test=["mlp"]))
-def test_a_client_keeps_its_bits_in_stacks_of_every_size(name):
+FORMS = {"default": {}, "compiled": {"xla": "always"}, "batched convolutions": {"batched_convolutions": True}}
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    parameters([(name, form) for name in MODELS for form in FORMS], test=[("mlp", "default")]),
+)
+def test_a_client_keeps_its_bits_in_stacks_of_every_size(name, form):
     model = MODELS[name]()
     algorithm, estimator = ALGORITHMS.find("local_only")(), build_minibatch(model, 8)
-    with build_engine("inprocess", device="cpu", client_parallelism="vectorized").install():
+    with build_engine("inprocess", device="cpu", client_parallelism="vectorized", **FORMS[form]).install():
         process = compose(algorithm, model, estimator=estimator)
         whole = trained(process, algorithm, estimator, model, SIZES[-1])
         for size in SIZES[:-1]:

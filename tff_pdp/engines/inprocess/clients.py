@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +26,8 @@ from tff_pdp.engines.inprocess.steps import Step
 from tff_pdp.errors import EngineError
 
 _Result = TypeVar("_Result")
+# Lines of TensorFlow's errors that only say where an operation was made.
+_NO_REASON = re.compile(r"\s|Graph execution error|Detected at node|<stack traces")
 
 
 class Lanes:
@@ -94,18 +97,22 @@ def _run_on(device: str, function: Callable[[], _Result]) -> _Result:
         return function()
 
 
+class CannotCompile(Exception):
+    """Raised where a compiled stack fails; the message has the line of TensorFlow's error that states the reason."""
+
+
 def arrange(own: Mapping[str, ClientValues], parts: Sequence[Sequence[Chunk]], mode: Mode) -> None:
     """Arranges all values in the groups that the calls of `parts` compute.
 
     Args:
       own: clients' values by name, which no other thread may arrange meanwhile.
       parts: all parts of the clients, as `parts.divide` returns them.
-      mode: way in which clients are computed: one by one, or as stacks.
+      mode: way in which clients are computed.
 
     Raises:
       CannotStack: the mode stacks clients, and a value contains a data set.
     """
-    if mode == "vectorized" and any(
+    if mode != "loop" and any(
         spec.dtype == tf.variant for values in own.values() for spec in structures.leaf_specs(values.member_type)
     ):
         raise CannotStack("data sets cannot be stacked")
@@ -122,7 +129,7 @@ class ClientWork:
 
     Attributes:
       step: the client step, traced for the mode.
-      mode: way in which clients are computed: one by one, or as stacks.
+      mode: way in which clients are computed.
       types: types of values, by name.
       shared: leaves of the values that all clients share, in the order of the step's inputs.
       clients: clients' values by name, arranged for the mode.
@@ -142,6 +149,7 @@ class ClientWork:
 
         Raises:
           CannotStack: the mode stacks clients, and their results have different shapes.
+          CannotCompile: XLA compiles the step, and the step fails, for whatever reason.
           tf.errors.OpError: the computation itself fails.
         """
         num_leaves = {name: len(structures.leaf_types(self.types[name])) for name in self.step.outputs}
@@ -151,7 +159,7 @@ class ClientWork:
             results = iter(self._call([tf.constant(len(chunk)), *self.shared, *own, *sums]))
             for name, count in num_leaves.items():
                 leaves = tuple(itertools.islice(results, count))
-                groups[name].append(ClientGroup(chunk, leaves, self.mode == "vectorized"))
+                groups[name].append(ClientGroup(chunk, leaves, self.mode != "loop"))
             sums = list(results)
         return groups, sums
 
@@ -167,8 +175,12 @@ class ClientWork:
     def _call(self, inputs: Leaves) -> Leaves:
         try:
             return self.step.function(inputs)
-        except tf.errors.InvalidArgumentError as error:
+        except tf.errors.OpError as error:
+            if self.step.is_compiled:
+                # XLA has many types of errors. If the data are at fault, the step without XLA fails as well.
+                lines = [line for line in str(error).splitlines() if line and not _NO_REASON.match(line)]
+                raise CannotCompile(lines[0] if lines else type(error).__name__) from error
             # `tf.vectorized_map` stacks all results in the end, also those that it computes client by client.
-            if self.mode == "vectorized" and "/pfor/TensorArrayV2Stack" in str(error):
+            if self.mode != "loop" and "/pfor/TensorArrayV2Stack" in str(error):
                 raise CannotStack("the computation's results have different shapes at different clients") from error
             raise

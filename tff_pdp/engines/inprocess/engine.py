@@ -13,18 +13,19 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines.base import WithoutWorkers
 from tff_pdp.engines.devices import CPU, Place, find_places
-from tff_pdp.engines.inprocess.clients import Lanes
+from tff_pdp.engines.inprocess.clients import CannotCompile, Lanes
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.parts import Mode
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.errors import EngineError
-from tff_pdp.settings import ClientParallelism
+from tff_pdp.settings import ClientParallelism, Xla
 
 _logger = logging.getLogger(__name__)
 _KEPT_PROGRAMS = 64
 _CLIENTS_PER_CALL = 256
 # Name of the choice of a device, beside the fingerprints of computations.
 DEVICE_CHOICE = "device"
+_IN_WORDS = {"loop": "one by one", "vectorized": "as stacks", "compiled": "as stacks that XLA compiles"}
 
 
 class InProcessEngine(WithoutWorkers, _tff.SyncContext):
@@ -34,8 +35,9 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
     copied when they are passed to the next round.
 
     Attributes:
-      choices: modes that `auto` chose (one by one, or as stacks), by the computation's fingerprint; and the device that
-        `auto` chose (`cpu` or `gpu`), under the name `device`.
+      choices: modes that `auto` chose (one by one, as stacks, or as compiled stacks), by the computation's fingerprint;
+        and the device that `auto` chose (`cpu` or `gpu`), under the name `device`. Choices of XLA are entered as well,
+        also if `client_parallelism` is not `auto`.
     """
 
     name = "inprocess"
@@ -46,8 +48,10 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         device: str = "auto",
         client_parallelism: ClientParallelism = "auto",
         clients_per_call: int = _CLIENTS_PER_CALL,
+        xla: Xla = "auto",
         choices: dict[str, Any] | None = None,
         cores: int | None = None,
+        batched_convolutions: bool | None = None,
     ):
         """Builds the engine on a device; the engine is then ready for use.
 
@@ -56,19 +60,28 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
             aggregates clients' values times both and keeps the faster. Several GPUs compute parts of the clients side
             by side; a different number of GPUs of one kind changes no bit of the results.
           client_parallelism: `loop` makes one call per client, on several cores; `vectorized` makes one call for
-            clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both at
-            the first call of each computation and keeps the faster.
+            clients of equal shapes, and falls back to the loop if a computation cannot be stacked; `auto` times both,
+            and stacks that XLA compiles where it may, at the first call of each computation and keeps the fastest.
           clients_per_call: largest number of clients that are computed at a time; memory grows with this number.
+          xla: where XLA compiles the work of stacked clients: with `auto` on a GPU, with `always` on every device,
+            with `never` nowhere. Where XLA cannot compile a computation, the engine warns and does without.
           choices: earlier choices of `auto`, by fingerprint, for a resumed run; the engine adds its new choices.
           cores: number of cores to use on a CPU; None for all that this process may use.
+          batched_convolutions: whether stacked clients compute convolutions with kernels of their own by the batched
+            form (`stacked_convolutions`) or in a loop; by default the batched form on a GPU, which launches fewer
+            kernels, and the loop on a CPU, where the loop is two to four times as fast.
 
         Raises:
           EngineError: the device is absent.
         """
         self._places = find_places(device)
+        self._xla: Xla = xla
+        self._batched_convolutions = batched_convolutions
         self._parallelism = client_parallelism
         self._clients_per_call = clients_per_call
         self.choices: dict[str, Any] = {} if choices is None else choices
+        # Results of these computations have been used: another mode would round the same sums differently.
+        self._used_compiled = {name for name, mode in self.choices.items() if mode == "compiled"}
         self._programs: collections.OrderedDict[int, LoadedProgram] = collections.OrderedDict()
         self._invocation = threading.Lock()
         # Until a device is chosen, calls run on the CPU.
@@ -126,13 +139,29 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         with self.computing():
             if program.mode is None:
                 program.mode = self._choose_mode(program, shared, own)
-            try:
-                return self._run(program, shared, own, program.mode or "loop")
-            except CannotStack as error:
+            while True:
+                try:
+                    result = self._run(program, shared, own, program.mode or "loop")
+                    break
                 # As text: handlers may keep records, and the error object would keep traced graphs alive.
-                _logger.warning("clients are computed one by one, because %s", str(error))
-                program.mode = self.choices[program.fingerprint] = "loop"
-                return self._run(program, shared, own, "loop")
+                except CannotStack as error:
+                    _logger.warning("clients are computed one by one, because %s", str(error))
+                    program.mode = self.choices[program.fingerprint] = "loop"
+                except CannotCompile as error:
+                    if program.fingerprint in self._used_compiled:
+                        # If the data are at fault, this fails as well.
+                        self._run(program, shared, own, "vectorized")
+                        raise EngineError(
+                            f"XLA compiled a computation before, but does not compile the computation now: {error}. "
+                            "Without XLA, sums would be rounded differently"
+                        ) from error
+                    _logger.warning("XLA does not compile clients' work: %s", str(error))
+                    program.mode = self.choices[program.fingerprint] = "vectorized"
+            if program.mode == "compiled" and program.is_compiled and program.fingerprint not in self._used_compiled:
+                if self.choices.get(program.fingerprint) != "compiled":
+                    self.choices[program.fingerprint] = "compiled"
+                self._used_compiled.add(program.fingerprint)
+            return result
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -145,11 +174,15 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
             self._check_open()
             yield
 
+    @property
+    def _may_compile(self) -> bool:
+        return self._xla == "always" or (self._xla == "auto" and self._place != CPU)
+
     def _run(self, program: LoadedProgram, shared: Any, own: Any, mode: Mode) -> Any:
         return program.run(shared, own, mode, self._clients_per_call)
 
     def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
-        return program.compare(shared, own, self._clients_per_call)
+        return program.compare(shared, own, self._clients_per_call, self._may_compile)
 
     def compute_alike(self, computation: Any, other: Any) -> None:
         """Makes `computation` use the mode that `auto` chose for `other`; does nothing if `auto` has not chosen yet.
@@ -167,7 +200,9 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         # A TFF computation's hash serialises it, so the key is the id; the program keeps the computation and its id.
         key = id(computation)
         if key not in self._programs:
-            self._programs[key] = LoadedProgram(computation, self._lanes)
+            self._programs[key] = LoadedProgram(
+                computation, self._lanes, has_batched_convolutions=self._is_batched(self._place)
+            )
             if len(self._programs) > _KEPT_PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
@@ -184,11 +219,17 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
             self.choices[DEVICE_CHOICE] = chosen
         self._place = next(place for place in self._places if _kind(place) == chosen)
         self._lanes.use(self._place)
+        for known in self._programs.values():
+            known.has_batched_convolutions = self._is_batched(self._place)
         self._is_placed = True
+
+    def _is_batched(self, place: Place) -> bool:
+        return place != CPU if self._batched_convolutions is None else self._batched_convolutions
 
     def _seconds_on(self, place: Place, program: LoadedProgram, shared: Any, own: Any) -> float:
         """Returns the seconds of the faster mode, of those that may be used; infinite if a GPU fails."""
         self._lanes.use(place)
+        program.has_batched_convolutions = self._is_batched(place)
         modes: dict[str, Sequence[Mode]] = {"loop": ["loop"], "vectorized": ["vectorized"]}
         forms = modes.get(self._parallelism, ["loop", "vectorized"])
         seconds = []
@@ -212,15 +253,16 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         # A fingerprint needs all graphs to be read, so it is computed only when it is used.
         if self.choices and program.fingerprint in self.choices:
             return self.choices[program.fingerprint]
-        if self._parallelism != "auto":
-            return "loop" if self._parallelism == "loop" else "vectorized"
+        if self._parallelism == "loop":
+            return "loop"
+        if self._parallelism == "vectorized":
+            return "compiled" if self._may_compile else "vectorized"
         seconds = self._compare(program, shared, own)
-        is_stacking_faster = seconds.get("vectorized", math.inf) < seconds["loop"]
-        mode: Mode = "vectorized" if is_stacking_faster else "loop"
+        mode = min(seconds, key=lambda name: seconds[name])
         self.choices[program.fingerprint] = mode
         _logger.info(
             "clients are computed %s (%s)",
-            "as stacks" if mode == "vectorized" else "one by one",
+            _IN_WORDS[mode],
             ", ".join(f"{name}: {1000 * spent:.1f} ms" for name, spent in seconds.items()),
         )
         return mode

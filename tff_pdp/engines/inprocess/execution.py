@@ -1,5 +1,6 @@
 """Runs a lowered computation, level by level: the server's step, then the clients' step on all clients."""
 
+import contextlib
 import functools
 import logging
 import threading
@@ -13,7 +14,7 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
-from tff_pdp.engines.inprocess.clients import ClientWork, Lanes, arrange
+from tff_pdp.engines.inprocess.clients import CannotCompile, ClientWork, Lanes, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.parts import Chunk, Mode, divide, merged_nodes, total
@@ -28,6 +29,7 @@ from tff_pdp.engines.inprocess.steps import (
     build_server_step,
     client_names,
 )
+from tff_pdp.processes.stacked_convolutions import batched_convolutions
 
 _logger = logging.getLogger(__name__)
 # Number of clients in a timed trial: enough to compare both modes, and cheap compared with a large first round.
@@ -65,10 +67,11 @@ class LoadedProgram:
 
     Attributes:
       computation: TFF's computation.
-      mode: way in which clients are computed (one by one, or as stacks); None until it is chosen.
+      mode: way in which clients are computed; None until it is chosen.
+      has_batched_convolutions: whether stacks have the batched form of convolutions, from now on.
     """
 
-    def __init__(self, computation: Any, lanes: Lanes):
+    def __init__(self, computation: Any, lanes: Lanes, *, has_batched_convolutions: bool = False):
         """Lowers the computation; `lanes` will compute the clients.
 
         Raises:
@@ -79,12 +82,13 @@ class LoadedProgram:
         self.program = lower(computation)
         self._wiring = Wiring(self.program)
         self._server_steps: dict[int, Step] = {}
-        self._client_steps: dict[tuple[int, Mode], Step] = {}
+        self._client_steps: dict[tuple[int, Mode, bool], Step] = {}
         self._client_names: dict[int, ClientNames] = {}
         self._merge_steps: dict[int, Callable[[Leaves], Leaves]] = {}
         # Parts that run side by side need the same step.
         self._tracing = threading.Lock()
         self._lanes = lanes
+        self.has_batched_convolutions = has_batched_convolutions
         self._needed_by_result = self._wiring.uses([self.program.result])
         self._give_out = structures.build_container(_without_placements(self.program.result_type))
 
@@ -130,7 +134,7 @@ class LoadedProgram:
         Args:
           shared: the server's leaves by argument name.
           own: clients' values by argument name; this call arranges them for the mode.
-          mode: way in which clients are computed: one by one, or as stacks.
+          mode: way in which clients are computed.
           clients_per_call: largest number of clients that are computed at a time.
         """
         return self.run_with(shared, _ClientsHere(self, own, mode, clients_per_call))
@@ -146,33 +150,55 @@ class LoadedProgram:
                 sums = crew.run_level(number, sent, sums)
         return self._result(server, crew.values)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether XLA compiles a part of a step that has been traced for the mode `compiled`."""
+        return any(step.is_compiled for step in self._client_steps.values())
+
     def compare(
-        self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], clients_per_call: int
+        self,
+        shared: Mapping[str, Leaves],
+        own: Mapping[str, ClientValues],
+        clients_per_call: int,
+        may_compile: bool = False,
     ) -> dict[Mode, float]:
-        """Times both modes on some of the clients, and discards the results.
+        """Times all modes on some of the clients, and discards the results.
 
         Returns:
-          Seconds by mode. If the computation cannot run on stacks, nothing is timed, and the only entry is `loop` with
-          0 seconds.
+          Seconds by mode, without the modes that fail. If the computation cannot run on stacks, nothing is timed, and
+          the only entry is `loop` with 0 seconds.
 
         Raises:
-          tf.errors.OpError: the computation fails in both modes.
+          tf.errors.OpError: the computation fails in all modes.
         """
         few = _few(own)
         # Each run arranges the values in its own way.
         for_loop = {name: values.copy() for name, values in few.items()}
+        seconds: dict[Mode, float] = {}
+        stacked: tuple[Mode, ...] = ("compiled", "vectorized") if may_compile else ("vectorized",)
         try:
             # The first runs, which trace. Stacks keep Python busy; loops keep TensorFlow busy, without Python's lock.
-            with self._lanes.beside(lambda: self.run(shared, for_loop, "loop", clients_per_call)):
-                self.run(shared, few, "vectorized", clients_per_call)
-            vectorized = self._seconds(shared, few, "vectorized", clients_per_call)
+            with (
+                self._lanes.beside(lambda: self.run(shared, for_loop, "loop", clients_per_call)),
+                contextlib.suppress(CannotCompile),
+            ):
+                self.run(shared, few, stacked[0], clients_per_call)
+            for mode in stacked:
+                try:
+                    seconds[mode] = self.time(shared, few, mode, clients_per_call)
+                except CannotCompile as error:
+                    _logger.info("XLA does not compile clients' work: %s", str(error))
+                    continue
+                if mode == "compiled" and not self.is_compiled:
+                    seconds = {"vectorized": seconds["compiled"]}
+                    break
         except (CannotStack, tf.errors.OpError) as error:
             if isinstance(error, tf.errors.OpError):
                 # If the data are at fault, the loop fails as well, and the error is raised.
                 self.run(shared, for_loop, "loop", clients_per_call)
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
-        return {"vectorized": vectorized, "loop": self._seconds(shared, for_loop, "loop", clients_per_call)}
+        return {"loop": self._seconds(shared, for_loop, "loop", clients_per_call), **seconds}
 
     def time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
@@ -265,10 +291,14 @@ class LoadedProgram:
             return self._traced_client_step(number, mode)
 
     def _traced_client_step(self, number: int, mode: Mode) -> Step:
-        if (number, mode) not in self._client_steps:
+        is_batched = self.has_batched_convolutions and mode != "loop"
+        if (number, mode, is_batched) not in self._client_steps:
             needed = self._needed_after_clients(number)
             try:
-                step = build_client_step(self._wiring, number, needed, stacked=mode == "vectorized")
+                with batched_convolutions(is_batched):
+                    step = build_client_step(
+                        self._wiring, number, needed, stacked=mode != "loop", compiled=mode == "compiled"
+                    )
             except (AssertionError, ValueError, TypeError, NotImplementedError, tf.errors.OpError) as error:
                 if mode == "loop":
                     raise
@@ -276,8 +306,10 @@ class LoadedProgram:
                 # line names the operation.
                 lines = str(error).splitlines() or [type(error).__name__]
                 raise CannotStack(f"TensorFlow cannot stack the computation: {lines[0]}") from error
-            self._client_steps[number, mode] = step
-        return self._client_steps[number, mode]
+            self._client_steps[number, mode, is_batched] = step
+            if mode == "compiled" and not step.is_compiled:
+                self._client_steps[number, "vectorized", is_batched] = step
+        return self._client_steps[number, mode, is_batched]
 
     def _needed_after_server(self, number: int) -> list[str]:
         level = self.program.levels[number]

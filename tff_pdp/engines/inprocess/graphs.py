@@ -59,6 +59,7 @@ class Graph:
         _make_resources_anonymous(graph_def)
         _register(graph_def.library.function)
         self.graph_def = graph_def
+        self._imported = _without_inputs(graph_def, self._given())
         self.operations = frozenset(node.op for node in _all_nodes(graph_def))
 
     def __call__(self, inputs: Sequence[tf.Tensor]) -> Leaves:
@@ -70,8 +71,13 @@ class Graph:
         mapping = {name: tensor for name, tensor in mapping.items() if _is_used(name, needed)}
         with _on_cpu_where_needed():
             return tf.graph_util.import_graph_def(
-                self.graph_def, input_map=mapping, return_elements=self.outputs, name="computation"
+                self._imported, input_map=mapping, return_elements=self.outputs, name="computation"
             )
+
+    def _given(self) -> list[str]:
+        """Returns the names of the tensors that a call replaces."""
+        token = self._proto.session_token_tensor_name
+        return [*self.inputs, *([token] if token else [])]
 
 
 def _is_used(name: str, needed: set[str]) -> bool:
@@ -89,6 +95,14 @@ def _on_cpu_where_needed():
         return "/CPU:0" if on_cpu else ""
 
     return outer.device(device)
+
+
+def _without_inputs(graph_def: Any, given: Iterable[str]) -> Any:
+    """Returns the graph without the placeholders that a call replaces, for which XLA has no kernel."""
+    waited_for = {name[1:] for node in graph_def.node for name in node.input if name.startswith("^")}
+    replaced = {operation_of(name) for name in given} - waited_for
+    kept = [node for node in graph_def.node if node.op != "Placeholder" or node.name not in replaced]
+    return tf.compat.v1.GraphDef(node=kept, library=graph_def.library, versions=graph_def.versions)
 
 
 def _tensor_names(binding: Any) -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from tff_pdp.engines.client_values import ClientValues, same_shapes
 
-# How clients are computed: one by one, or as stacks.
-Mode = Literal["loop", "vectorized"]
+# How clients are computed: one by one, as stacks, or as stacks that XLA compiles as far as it may.
+Mode = Literal["loop", "vectorized", "compiled"]
 # Clients of a call, in order, int64 `[clients]`; one client in the mode `loop`.
 Chunk = np.ndarray
 # The number of parts decides how sums round, so the number is the same on all machines.
@@ -25,12 +25,12 @@ _Sum = TypeVar("_Sum")
 def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[Chunk]]:
     """Divides the clients of a computation into parts; a part is a list of calls.
 
-    In the mode `loop`, there are at most `NUM_PARTS` parts, and every client is a call. In the mode `vectorized`, every
-    part is a call with a stack of clients of equal shapes.
+    In the mode `loop`, there are at most `NUM_PARTS` parts, and every client is a call. In other modes, every part is a
+    call with a stack of clients of equal shapes.
 
     Args:
       own: clients' values by name.
-      mode: way in which clients are computed: one by one, or as stacks.
+      mode: way in which clients are computed.
       clients_per_call: largest number of clients that are computed at a time.
     """
     if not own:

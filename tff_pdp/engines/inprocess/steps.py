@@ -1,5 +1,6 @@
 """Traces the TensorFlow functions of a program's level: the server's step, and the step of one client or a stack."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves, tracing
 from tff_pdp.engines.inprocess.program import Level, Program, Statement
 from tff_pdp.engines.inprocess.stacked import Column, call_stacked, stack
+from tff_pdp.processes.vectorizable import compiled_stacks
 
 
 class Wiring:
@@ -79,12 +81,14 @@ class Step:
       outputs: names of the values that the function returns, in order.
       function: the traced function, `flat leaves -> flat leaves`.
       own: names of the clients' values that the function takes, in order.
+      is_compiled: whether XLA compiles a part of the function.
     """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     function: Callable[[Leaves], Leaves]
     own: tuple[str, ...] = ()
+    is_compiled: bool = False
 
 
 def trace(function: Callable[..., Leaves], specs: Sequence[tf.TensorSpec]) -> Callable[[Leaves], Leaves]:
@@ -163,8 +167,13 @@ def client_names(wiring: Wiring, number: int, needed_later: Sequence[str]) -> Cl
     )
 
 
-def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], *, stacked: bool) -> Step:
+def build_client_step(
+    wiring: Wiring, number: int, needed_later: Sequence[str], *, stacked: bool, compiled: bool = False
+) -> Step:
     """Traces the clients' part of a level, for one client or for a stack of clients.
+
+    With `compiled`, XLA compiles the parts of a stack's step that it may compile (`vectorizable.map_stack`). All other
+    parts, such as the clip of a user's release, are computed operation by operation.
 
     Raises:
       Exception: an operation cannot be computed for a stack; TensorFlow has many types of this error.
@@ -198,7 +207,8 @@ def build_client_step(wiring: Wiring, number: int, needed_later: Sequence[str], 
             results += aggregations.add(statement, sums, evaluator, num_clients if stacked else None)
         return results
 
-    return Step(shared, outputs, trace(step, specs), own)
+    with compiled_stacks() if compiled else contextlib.nullcontext([]) as functions:
+        return Step(shared, outputs, trace(step, specs), own, bool(functions))
 
 
 def build_merge_step(wiring: Wiring, number: int) -> Callable[[Leaves], Leaves]:
