@@ -135,8 +135,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         total = clipped_sum(
             model,
             weights,
-            tf.gather(data.x, indices),
-            tf.gather(data.y, indices),
+            *(tf.gather(values, indices) for values in _with_a_row(data.x, data.y)),
             clip_norm=draws.scales.clip_norm,
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
@@ -153,6 +152,13 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
     )
+
+
+def _with_a_row(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    """Adds a row of zeros to data without rows: places of a block that are not in a batch are filled with row 0."""
+    missing = tf.maximum(1 - tf.shape(y)[0], 0)
+    paddings: Any = [[[0, missing], *[[0, 0]] * (values.shape.rank - 1)] for values in (x, y)]
+    return [tf.pad(values, own) for values, own in zip((x, y), paddings, strict=True)]
 
 
 def most_examples(expected_batch_size: Any) -> Any:
