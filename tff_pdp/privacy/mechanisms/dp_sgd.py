@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
@@ -92,7 +92,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     ) -> DpSgdDraws:
         shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
         bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2], generator), shape)
-        for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
+        # Not by `split`, which has no kernel for uint32 on a GPU.
+        for_batches, for_noise = bits[:, :, :max_examples], bits[:, :, max_examples:]
+        for_noise.set_shape([None, None, num_noise_words])
         if sampler == "poisson":
             batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
         else:
@@ -135,7 +137,9 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         total = clipped_sum(
             model,
             weights,
-            *(tf.gather(values, indices) for values in _with_a_row(data.x, data.y)),
+            # Places of a block that are not in a batch are filled with row 0.
+            tf.gather(at_least_one_row(data.x), indices),
+            tf.gather(at_least_one_row(data.y), indices),
             clip_norm=draws.scales.clip_norm,
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
@@ -152,13 +156,6 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     return GradientEstimator(
         mechanism=tuple(field.name for field in dataclasses.fields(SiloMechanism)), draw=draw, gradient=gradient
     )
-
-
-def _with_a_row(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    """Adds a row of zeros to data without rows: places of a block that are not in a batch are filled with row 0."""
-    missing = tf.maximum(1 - tf.shape(y)[0], 0)
-    paddings: Any = [[[0, missing], *[[0, 0]] * (values.shape.rank - 1)] for values in (x, y)]
-    return [tf.pad(values, own) for values, own in zip((x, y), paddings, strict=True)]
 
 
 def most_examples(expected_batch_size: Any) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import Model, Weights, pad
 from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated, keep
 from tff_pdp.models.layers import RecordingWeights, Use
 
@@ -215,4 +215,4 @@ def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     num_rows = tf.shape(values)[0]
     missing = ROWS_OF_A_BLOCK * num_blocks(num_rows) - num_rows
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
-    return tf.pad(values, paddings)
+    return pad(values, paddings)
