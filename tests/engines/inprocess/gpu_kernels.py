@@ -23,7 +23,9 @@ _ANYTHING = _ALL | {"variant"}
 # For each operation the dtypes of its values; not of sizes, axes and positions, which are int32 or int64.
 KERNELS: dict[str, frozenset[str]] = {
     # Copies, shapes and calls.
-    **dict.fromkeys(["Const", "Identity", "Placeholder", "Reshape", "ExpandDims", "Squeeze", "Shape", "Size"], _ANYTHING),
+    **dict.fromkeys(
+        ["Const", "Identity", "Placeholder", "Reshape", "ExpandDims", "Squeeze", "Shape", "Size"], _ANYTHING
+    ),
     **dict.fromkeys(["PartitionedCall", "StatelessIf", "StatelessWhile", "Any", "LogicalAnd", "LogicalOr"], _ALL),
     **dict.fromkeys(["Bitcast", "Cast", "ConcatV2", "StridedSlice", "Pack"], _ALL),
     **dict.fromkeys(["BroadcastTo", "GatherV2", "SelectV2", "Tile", "ZerosLike"], _NUMBERS | {"bool"}),

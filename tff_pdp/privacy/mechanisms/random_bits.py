@@ -2,9 +2,9 @@
 
 A client's bits depend on the client's seed alone: they are equal on every engine, for one or several clients. There are
 two generators. `philox` is TensorFlow's own generator, Philox 4x32-10 in counter mode (Salmon et al., "Parallel Random
-Numbers: As Easy as 1, 2, 3", SC 2011; the module `philox` has it for GPUs), and is not cryptographic. Its key is one half of a seed; the other half is the
-upper half of its counter. `chacha20` (module `chacha20`) is cryptographic, at several times the cost. Its key is the
-whole seed.
+Numbers: As Easy as 1, 2, 3", SC 2011), and is not cryptographic. Its key is one half of a seed; the other half is the
+upper half of its counter. The module `philox` has the same generator for GPUs. `chacha20` (module `chacha20`) is
+cryptographic, at several times the cost. Its key is the whole seed.
 """
 
 import decimal
