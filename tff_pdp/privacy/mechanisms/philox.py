@@ -53,7 +53,7 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int) 
             _xor(_xor(of_first.upper, words[3]), second_key),
             of_first.lower,
         )
-    blocks = tf.concat([word[..., tf.newaxis] for word in words], axis=-1)
+    blocks = tf.concat([tf.expand_dims(word, -1) for word in words], axis=-1)
     return tf.reshape(blocks, [tf.shape(seeds)[0], _WORDS_OF_A_BLOCK * num_blocks])[:, :size]
 
 

@@ -49,7 +49,7 @@ def clip_record(record: tf.Tensor, clip_norm: tf.Tensor) -> tuple[tf.Tensor, tf.
     exact = tf.cast(record, tf.float64)
     norm = tf.sqrt(tf.reduce_sum(tf.square(exact), axis=-1))
     # Zero times a value that is not finite is zero here.
-    return tf.math.multiply_no_nan(exact, _clip_factor(norm, clip_norm)[..., tf.newaxis]), _reported(norm)
+    return tf.math.multiply_no_nan(exact, tf.expand_dims(_clip_factor(norm, clip_norm), -1)), _reported(norm)
 
 
 def record_in_steps(clip_norm: tf.Tensor, step: tf.Tensor, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
