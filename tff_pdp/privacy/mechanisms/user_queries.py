@@ -71,7 +71,8 @@ def records_in_steps(clip_norm: tf.Tensor, step: tf.Tensor, records: tf.Tensor) 
     """Computes `record_in_steps` of several records, `[records, values]`: a half of the time for long records.
 
     A record fits into a processor's cache, while several do not. So records are computed one after the other, and XLA
-    makes one loop of the operations after the norm. Both forms return the same bits, but for the last digits of norms.
+    makes one loop of the operations after the norm. Norms are added up in another order than in `record_in_steps`, so
+    that a factor may differ in its last digit.
     """
     size: Any = records.shape[1]
     if size is None or not are_compiled(size):
