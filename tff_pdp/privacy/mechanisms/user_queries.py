@@ -85,7 +85,7 @@ def records_in_steps(clip_norm: tf.Tensor, step: tf.Tensor, records: tf.Tensor) 
         return _compiled_steps(record, _clip_factor(norm, clip_norm), step), _reported(norm)
 
     signature = tf.TensorSpec([size], tf.float64), tf.TensorSpec([], tf.float32)
-    return tf.map_fn(one, records, fn_output_signature=signature, parallel_iterations=1)
+    return tf.map_fn(one, records, fn_output_signature=signature, parallel_iterations=4)
 
 
 @tf.function(jit_compile=True, autograph=False)
