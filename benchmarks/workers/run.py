@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from benchmarks.machine import describe_machine
 from benchmarks.rounds.contenders.ours import FedAvgRounds
 from benchmarks.rounds.workloads import build_workload
@@ -54,7 +56,7 @@ def main() -> None:
 def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict[str, Any]:
     workload = build_workload(name)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(local_cluster(3))
+        stack.enter_context(_cluster(3))
         here = FedAvgRounds(workload, build_engine("inprocess", "cpu", client_parallelism=parallelism))
         far = {}
         for number in (1, 2):
@@ -77,6 +79,16 @@ def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict
         form: {"median": statistics.median(found[_WARM_UP:]), "fastest": min(found[_WARM_UP:])}
         for form, found in seconds.items()
     }
+
+
+@contextlib.contextmanager
+def _cluster(num_cores: int) -> Iterator[None]:
+    """Starts Ray on this machine, for the workers of several engines."""
+    ray.init(num_cpus=num_cores, include_dashboard=False, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _seconds(run: Callable[[Any], Any], prepared: Any) -> float:

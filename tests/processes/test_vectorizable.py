@@ -17,15 +17,21 @@ SHARED = {
 
 
 def operations_of(function, *arguments):
+    """The types of the operations that the results need; pfor leaves the loop's body in the graph, unused."""
     graph = tf.function(function, autograph=False).get_concrete_function(*arguments).graph
-    return [operation.type for operation in graph.get_operations()]
+    needed = [output.op for output in graph.outputs]
+    for operation in needed:
+        needed += [given.op for given in operation.inputs if given.op not in needed]
+    return [operation.type for operation in needed]
 
 
 def test_operations_on_one_rank_are_not_reshaped():
     rows = tf.constant(ROWS)
     assert "Reshape" not in operations_of(lambda x: map_stack(lambda row: row * row + row, x), rows)
-    # A row of lower rank is: it would meet the wrong axis.
-    assert "Reshape" in operations_of(lambda x: map_stack(lambda row: row[0, 0] + row, x), rows)
+    # A row of lower rank gets axes, two here: it would meet the wrong axis.
+    of_two_ranks = operations_of(lambda x: map_stack(lambda row: row[0, 0] + row, x), rows)
+    assert of_two_ranks.count("ExpandDims") == 2
+    assert "Reshape" not in of_two_ranks
     # TensorFlow's own function is as it was.
     assert "Reshape" in operations_of(lambda x: tf.vectorized_map(lambda row: row * row + row, x), rows)
 
@@ -51,6 +57,27 @@ def test_conversions_of_calls_and_loops_are_not_rewritten_by_autograph(monkeypat
     # TensorFlow's functions elsewhere are as they were.
     tf.function(lambda x: x + 1)(tf.constant(0))
     assert "<lambda>" in rewritten
+
+
+@pytest.mark.parametrize("shape", [[4, 3, 2], [None, 3, 2]], ids=["known size", "unknown size"])
+def test_elements_are_not_copied(shape):
+    spec = tf.TensorSpec(shape, tf.float32)
+    assert not {"Gather", "GatherV2"} & set(operations_of(lambda x: map_stack(lambda row: row + 1, x), spec))
+    # TensorFlow's own function copies a stack whose size is unknown while it traces.
+    copies = "GatherV2" in operations_of(lambda x: tf.vectorized_map(lambda row: row + 1, x), spec)
+    assert copies == (shape[0] is None)
+
+
+def test_rows_of_other_tensors_are_still_chosen():
+    table = tf.constant(ROWS[0])
+
+    @tf.function(autograph=False)
+    def chosen(rows):
+        numbers = tf.range(tf.shape(rows)[0]) % 3
+        return map_stack(lambda own: own[1] + tf.gather(table, own[0]), (numbers, rows))
+
+    expected = ROWS + ROWS[0][[0, 1, 2, 0]][:, np.newaxis]
+    np.testing.assert_array_equal(chosen(tf.constant(ROWS)), expected)
 
 
 @pytest.mark.parametrize("shared", SHARED.values(), ids=SHARED)

@@ -187,13 +187,22 @@ class ClientValues(collections.abc.Sequence):
 
 def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
     """Groups the indices of clients that have equal shapes in each of `values`; groups are ordered by first client."""
+    all_values = list(values)
+    # The clients of one group have equal shapes.
+    divided = [own for own in all_values if len(own.groups) > 1]
+    if not divided:
+        everyone = list(range(max(map(len, all_values), default=0)))
+        return [everyone] if everyone else []
     groups: dict[Any, list[int]] = {}
-    for index, shapes in enumerate(zip(*(own.shapes() for own in values), strict=True)):
+    for index, shapes in enumerate(zip(*(own.shapes() for own in divided), strict=True)):
         groups.setdefault(shapes, []).append(index)
     return list(groups.values())
 
 
 def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
+    for group in arrangement.groups:
+        if group.stacked and np.array_equal(group.indices, indices):
+            return group
     if not any(group.stacked for group in arrangement.groups):
         rows = [arrangement.leaves_of(int(index)) for index in indices]
         return ClientGroup(indices, tuple(tf.stack(column) for column in zip(*rows, strict=True)), True)

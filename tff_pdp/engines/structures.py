@@ -37,22 +37,28 @@ def unflatten(leaves: Iterable[Any], value_type: _tff.Type) -> Any:
     return next(leaves)
 
 
-def leaf_types(value_type: _tff.Type) -> list[_tff.Type]:
+# Rounds ask again and again for the same few types, whose hashes TFF stores.
+_remembered = functools.lru_cache(maxsize=4096)
+
+
+@_remembered
+def leaf_types(value_type: _tff.Type) -> Sequence[_tff.Type]:
     """Returns the tensor and sequence types of the leaves of a type.
 
     Raises:
       EngineError: the type has a member that is neither tensor nor sequence, such as a function.
     """
     if isinstance(value_type, _tff.StructType):
-        return [leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member)]
+        return tuple(leaf for _, member in _tff.iter_elements(value_type) for leaf in leaf_types(member))
     if not isinstance(value_type, _tff.TensorType | _tff.SequenceType):
         raise EngineError(
             f"The in-process engine does not take or return values of type {value_type.compact_representation()}."
         )
-    return [value_type]
+    return (value_type,)
 
 
-def leaf_specs(value_type: _tff.Type, *, stacked: bool = False) -> list[tf.TensorSpec]:
+@_remembered
+def leaf_specs(value_type: _tff.Type, *, stacked: bool = False) -> Sequence[tf.TensorSpec]:
     """Returns shape and dtype of each leaf; `stacked` adds a leading axis of clients."""
 
     def spec(leaf: Any) -> tf.TensorSpec:
@@ -61,7 +67,7 @@ def leaf_specs(value_type: _tff.Type, *, stacked: bool = False) -> list[tf.Tenso
         shape = tf.TensorShape(leaf.shape)
         return tf.TensorSpec([None, *shape] if stacked and shape.rank is not None else shape, leaf.dtype)
 
-    return [spec(leaf) for leaf in leaf_types(value_type)]
+    return tuple(spec(leaf) for leaf in leaf_types(value_type))
 
 
 def from_python(value: Any, value_type: _tff.Type, where: str) -> list[tf.Tensor]:
@@ -136,7 +142,7 @@ def _tensor(value: Any, value_type: Any, where: str) -> tf.Tensor:
         raise TypeError(f"{where}: expected {expected}, not {reprlib.repr(value)}") from error
     if _is_narrower(tensor.dtype, dtype):
         tensor = tf.cast(tensor, dtype)
-    if tensor.dtype != dtype or not tf.TensorShape(value_type.shape).is_compatible_with(tensor.shape):
+    if tensor.dtype != dtype or not leaf_specs(value_type)[0].shape.is_compatible_with(tensor.shape):
         raise TypeError(
             f"{where}: expected {value_type.compact_representation()}, not {tensor.dtype.name}{tensor.shape.as_list()}"
         )
@@ -260,6 +266,7 @@ def _string_as_bytes(leaf: Any) -> Any:
     return leaf.numpy() if isinstance(leaf, tf.Tensor) and leaf.dtype == tf.string else leaf
 
 
+@_remembered
 def with_client_axis(value_type: _tff.Type) -> Any:
     """Returns the type of values stacked along a new first axis of clients.
 

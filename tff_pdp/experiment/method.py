@@ -129,7 +129,7 @@ class Method:
             self.estimator,
             mechanism=self.plan.client_mechanism(client_ids),
             hparams={**hparams, **(changed or {})},
-            seeds=np.stack([run_key.client_seed(round_number, client_id, run) for client_id in client_ids]),
+            seeds=run_key.client_seeds(round_number, client_ids, run),
             selection_epsilons=[self.plan.selection_epsilon(client_id, round_number) for client_id in client_ids],
             weights=None
             if self.amounts is None

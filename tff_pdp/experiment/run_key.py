@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import os
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -59,11 +60,13 @@ class RunKey:
 
         `run` is 0 for training, the number of the client's run (from 1) in a search, or `ADAPTATION`.
         """
-        if run:
-            digest = self._digest(f"{run}:{round_number}:{client_id}", b"search round", 16)
-        else:
-            digest = self._digest(f"{round_number}:{client_id}", b"client round", 16)
-        return np.frombuffer(digest, np.int64).copy()
+        return self.client_seeds(round_number, [client_id], run)[0]
+
+    def client_seeds(self, round_number: int, client_ids: Sequence[str], run: int = 0) -> np.ndarray:
+        """Returns the seeds of several clients in one round, int64 `[clients, 2]`; arguments as in `client_seed`."""
+        prefix, purpose = (f"{run}:", b"search round") if run else ("", b"client round")
+        digests = [self._digest(f"{prefix}{round_number}:{client_id}", purpose, 16) for client_id in client_ids]
+        return np.frombuffer(b"".join(digests), np.int64).reshape(-1, 2).copy()
 
     def server_seeds(self) -> np.ndarray:
         """Returns the seeds of the noise that the server adds: int64 `[2, 2]`, two seeds of two numbers each."""

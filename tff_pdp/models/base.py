@@ -1,6 +1,7 @@
 """Defines a model: a frozen value of pure functions over named weights.
 
-Two functions prepare batches: `at_least_one_row` pads empty batches, `shift_and_scale` rescales features.
+Three functions prepare batches: `at_least_one_row` pads empty batches, `pad` pads labels and features, and
+`shift_and_scale` rescales features.
 """
 
 import collections
@@ -108,7 +109,14 @@ def at_least_one_row(values: tf.Tensor) -> tf.Tensor:
         return values
     missing = tf.maximum(1 - tf.shape(values)[0], 0)
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
-    return tf.pad(values, paddings)
+    return pad(values, paddings)
+
+
+def pad(values: tf.Tensor, paddings: Any) -> tf.Tensor:
+    """Pads with zeros, as `tf.pad` does, which has no kernel for int64 on a GPU; int64 values are below 2**53."""
+    if values.dtype != tf.int64:
+        return tf.pad(values, paddings)
+    return tf.cast(tf.pad(tf.cast(values, tf.float64), paddings), tf.int64)
 
 
 def shift_and_scale(x: tf.Tensor, shift: float, scale: float) -> tf.Tensor:

@@ -316,7 +316,8 @@ def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradient
 
 def keep(factors: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Sets rows of `values [batch, ...]` to zeros where the factor is zero: infinity or NaN times zero would be NaN."""
-    return tf.where(_as_column(factors > 0, values), values, tf.zeros([], values.dtype))
+    # Zeros of the same shape: a scalar branch stops TensorFlow's optimizer of layouts on a GPU.
+    return tf.where(_as_column(factors > 0, values), values, tf.zeros_like(values))
 
 
 def _pulled(gradients: tf.Tensor, pull: tf.Tensor | None) -> tf.Tensor:
@@ -359,8 +360,10 @@ def _squares(values: tf.Tensor) -> tf.Tensor:
         size, squares = 1, tf.cast(tf.square(values), tf.float64)
     else:
         squares = tf.cast(tf.reduce_sum(tf.square(values), axis=-1), tf.float64)
-    total = tf.reduce_sum(squares, axis=list(range(1, squares.shape.rank)))
-    count = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float64)
+    positions = list(range(1, squares.shape.rank))
+    total = tf.reduce_sum(squares, axis=positions) if positions else squares
+    sizes = _sizes(values)
+    count = tf.cast(tf.reduce_prod(tf.shape(values)[1:]), tf.float64) if None in sizes else float(math.prod(sizes))
     # A square and the additions after it round `size` times, by 2**-24 each, and 1 / (1 - n u) <= 1 + (n + 1) u here.
     # Squares below the smallest normal number, of values below 2**-63, are lost.
     return (total + _SMALLEST * count) * (1.0 + (size + 1) * 2.0**-24)
@@ -369,7 +372,7 @@ def _squares(values: tf.Tensor) -> tf.Tensor:
 def _sum_of_rows(values: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Returns `sum_i factors_i values_i` for `values [batch, ...]`, flat, in float64."""
     sizes = _sizes(values)
-    rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)])
+    rows = tf.reshape(values, [tf.shape(values)[0], math.prod(sizes)]) if len(sizes) != 1 else values
     return tf.linalg.matvec(tf.cast(keep(factors, rows), tf.float64), factors, transpose_a=True)
 
 

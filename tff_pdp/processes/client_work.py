@@ -22,7 +22,7 @@ from tff_pdp.algorithms.base import (
     split,
 )
 from tff_pdp.algorithms.hyper_parameters import LocalSteps, Steps, count_gradients, step_names
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import Model, Weights, pad
 from tff_pdp.privacy.mechanisms.selection import NOTHING, Selector
 from tff_pdp.processes.vectorizable import map_stack, vectorizable
 
@@ -184,7 +184,7 @@ def usable_rows(data: Any, *, axis: int) -> Any:
             lambda: tf.where(tf.reshape(is_empty, [-1, *unlike_rows][1 - axis :]), tf.zeros([], values.dtype), values),
             lambda: values,
         )
-        return tf.cond(rows > 0, lambda: values, lambda: tf.pad(values, paddings))
+        return tf.cond(rows > 0, lambda: values, lambda: pad(values, paddings))
 
     return collections.OrderedDict(x=prepare(data["x"]), y=prepare(data["y"]), num_examples=data["num_examples"])
 

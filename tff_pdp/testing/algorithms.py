@@ -187,7 +187,7 @@ def client_params(
             "budget_epsilon": np.arange(1.0, 1.0 + len(SIZES)),
             **hparams,
         },
-        seeds=np.stack([key.client_seed(round_number, f"client {index}") for index in range(len(SIZES))]),
+        seeds=key.client_seeds(round_number, [f"client {index}" for index in range(len(SIZES))]),
         selection_epsilons=selection_epsilon if round_number <= algorithm.selection_rounds else 0.0,
     )
     return [tf.nest.map_structure(lambda column, i=index: column[i], columns) for index in range(len(SIZES))]

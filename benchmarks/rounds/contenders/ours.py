@@ -62,7 +62,7 @@ class _Rounds:
             self.state = plan.start(self.state, self._key.server_seeds())
 
     def _params(self, round_number: int, mechanism: Any, hparams: Any, size: int) -> ClientValues:
-        seeds = np.stack([self._key.client_seed(round_number, str(client)) for client in range(size)])
+        seeds = self._key.client_seeds(round_number, [str(client) for client in range(size)])
         columns = client_params_columns(
             self._algorithm, self._estimator, mechanism=mechanism, hparams=hparams, seeds=seeds
         )

@@ -55,10 +55,10 @@ class Clients:
         self._draw = tf.function(self.estimator.draw)
         self._gradient = tf.function(self.estimator.gradient)
 
-    def draw(self, seeds, num_steps, num_examples=NUM_EXAMPLES, sampling_rate=1.0, max_examples=NUM_ROWS):
+    def draw(self, seeds, num_steps, num_examples=NUM_EXAMPLES, sampling_rate=1.0, max_examples=NUM_ROWS, **others):
         """What clients with these seeds draw; numbers for all clients or one each."""
         ones = np.ones(len(seeds), np.int32)
-        mechanism = mechanism_of(sampling_rate=np.full(len(seeds), sampling_rate))
+        mechanism = mechanism_of(sampling_rate=np.full(len(seeds), sampling_rate), **others)
         return self._draw(
             mechanism,
             tf.constant(num_examples * ones),
@@ -70,6 +70,9 @@ class Clients:
     def gradient(self, draws, weights, data, step=0, client=0, scale=1.0, **mechanism):
         """The gradient of one client, flat."""
         own = tf.nest.map_structure(lambda leaf: leaf[client], draws)
+        # As if drawn with this mechanism, on which batches and Gaussians do not depend.
+        scales = self.draw(np.zeros([1, 2]), 1, **mechanism).scales
+        own = own._replace(scales=tf.nest.map_structure(lambda leaf: leaf[0], scales))
         result = self._gradient(mechanism_of(**mechanism), own, weights, data, tf.constant(step), tf.constant(scale))
         assert list(result) == list(weights)
         return flat(result.values())

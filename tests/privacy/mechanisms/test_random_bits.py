@@ -67,6 +67,13 @@ def test_the_reference_gives_the_published_answers():
     assert philox([LARGEST_WORD] * 2, [LARGEST_WORD] * 4) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
 
 
+@pytest.fixture(params=[False, True], ids=["for CPUs", "for GPUs"])
+def form(request, monkeypatch):
+    """Both forms of the generator: TensorFlow's own operation, and elementwise operations."""
+    monkeypatch.setattr(random_bits, "gpu_is_visible", lambda: request.param)
+
+
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("place", [0, 1, 2**23 - 1])
 def test_draws_are_philox_with_the_seed_as_key_and_upper_counter(place):
     for seed in random_seeds(3):
@@ -93,6 +100,7 @@ def test_other_seeds_and_places_share_no_block():
     assert len(np.unique(blocks, axis=0)) == len(blocks)
 
 
+@pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("num_clients", [1, 31, 32, 33])
 def test_what_all_draw_is_what_each_draws(num_clients):
     seeds = tf.constant(random_seeds(num_clients))
@@ -103,6 +111,22 @@ def test_what_all_draw_is_what_each_draws(num_clients):
     )
     np.testing.assert_array_equal(traced(seeds, 37), expected)
     assert traced(seeds, 0).shape == (num_clients, 0)
+
+
+@pytest.mark.parametrize("place", [0, 5])
+def test_both_forms_of_a_stack_have_the_same_bits_and_only_one_has_a_loop(place, monkeypatch):
+    seeds = tf.constant(random_seeds(3))
+
+    def drawn(is_for_gpus):
+        monkeypatch.setattr(random_bits, "gpu_is_visible", lambda: is_for_gpus)
+        draw = tf.function(lambda seeds: tf.vectorized_map(lambda seed: draw_bits(seed, 1023, place), seeds))
+        graph = draw.get_concrete_function(seeds).graph
+        return draw(seeds), {operation.type for operation in graph.get_operations()}
+
+    (expected, with_loop), (found, without_loop) = drawn(False), drawn(True)
+    np.testing.assert_array_equal(found, expected)
+    assert {"StatelessWhile", "While"} & with_loop
+    assert not {"StatelessWhile", "While"} & without_loop
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 100])

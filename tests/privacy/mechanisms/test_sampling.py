@@ -4,12 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_pdp.privacy.mechanisms import sampling
 from tff_pdp.privacy.mechanisms.random_bits import draw_bits_of_all
 from tff_pdp.privacy.mechanisms.sampling import RATE_BITS, poisson_batches
 
 
 def random_bits(*shape, seed=0):
     return np.random.default_rng(seed).integers(0, 2**32, shape, dtype=np.uint32)
+
+
+@pytest.fixture(params=[False, True], ids=["for CPUs", "for GPUs"], autouse=True)
+def form(request, monkeypatch):
+    """Both forms of the sampler: by a list of places, and by sorting."""
+    monkeypatch.setattr(sampling, "gpu_is_visible", lambda: request.param)
 
 
 def sample(bits, num_examples, rates, num_steps):

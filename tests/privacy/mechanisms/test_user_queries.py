@@ -18,6 +18,7 @@ from tensorflow_privacy.privacy.dp_query import restart_query
 from tests.privacy.mechanisms.grid_support import on_grid, public_step
 from tests.rounding import ELEMENTARY, assert_within, gamma
 from tests.tiers import parameters
+from tff_pdp.privacy.mechanisms.grid_noise import grid_step
 from tff_pdp.privacy.mechanisms.user_queries import (
     LARGEST_CLIP_NORM,
     SMALLEST_CLIP_NORM,
@@ -25,6 +26,8 @@ from tff_pdp.privacy.mechanisms.user_queries import (
     SeededGaussianSumQuery,
     TreeSumQuery,
     clip_record,
+    record_in_steps,
+    records_in_steps,
 )
 
 SEED = np.array([2**62 + 7, -(2**61)], np.int64)
@@ -468,3 +471,38 @@ def test_adaptive_noise_repeats_for_the_same_seeds():
     first, second = (Run(adaptive(2.0, 1.0), 5) for _ in range(2))
     for _ in range(4):
         np.testing.assert_array_equal(first.round([[1.0] * 5]), second.round([[1.0] * 5]))
+
+
+# The shorter ones are computed by TensorFlow's operations, the longer ones by a loop that XLA compiles.
+@pytest.mark.parametrize("size", [10, 5000])
+def test_several_records_are_clipped_and_rounded_each_by_itself(size):
+    draws = np.random.default_rng(0).normal(size=(6, size)).astype(np.float32)
+    lengths = np.linalg.norm(draws.astype(np.float64), axis=1)
+    # Clipped, left as it is, without any length, and with values that are not finite.
+    records = (
+        draws * np.array([0.3, 3.0, 0.99, 0.0, 1.0, 1.0], np.float32)[:, np.newaxis] / np.float32(lengths)[:, None]
+    )
+    records[4, 1], records[5, 2] = math.nan, math.inf
+    clip_norm, step = tf.constant(1.0), tf.constant(2.0**-20, tf.float64)
+    stacked = tf.function(records_in_steps, autograph=False).get_concrete_function(
+        clip_norm, step, tf.TensorSpec([None, size])
+    )
+    in_steps, norms = stacked(clip_norm, step, tf.constant(records))
+    for record, found, norm in zip(records, in_steps.numpy(), norms.numpy(), strict=True):
+        expected, expected_norm = record_in_steps(clip_norm, step, tf.constant(record))
+        np.testing.assert_allclose(norm, expected_norm, rtol=2.0**-22)
+        # A last digit of a factor moves few values to another step.
+        assert np.abs(found - expected).max() <= 1
+        assert np.count_nonzero(found - expected) <= 2
+        assert sum(int(value) ** 2 for value in found) <= 2**40
+    np.testing.assert_array_equal(in_steps[0], np.trunc(records[0].astype(np.float64) * 2**20))
+    assert not in_steps[3:].numpy().any()
+    assert norms[4:].numpy().tolist() == [math.inf] * 2
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+def test_several_records_of_an_infinite_clip_norm_stay_as_they_are(size):
+    records = np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)
+    step = grid_step(tf.constant(math.inf), tf.constant(0.0))
+    in_steps, _ = records_in_steps(tf.constant(math.inf), step, tf.constant(records))
+    np.testing.assert_array_equal(np.float32(in_steps * step), records)

@@ -1,6 +1,6 @@
 """Aggregates clients' values in running sums: the server starts the sums, clients are added, the server finishes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -31,7 +31,7 @@ _SUMS = {
 }
 
 
-def specs(statement: Statement) -> list[tf.TensorSpec]:
+def specs(statement: Statement) -> Sequence[tf.TensorSpec]:
     """Returns shapes and dtypes of an aggregation's running sums."""
     if statement.uri == "federated_aggregate":
         return structures.leaf_specs(_accumulate(statement).type_signature.result)

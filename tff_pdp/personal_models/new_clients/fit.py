@@ -213,7 +213,7 @@ def fit_new_rows(
     elif not privacy.is_private:
         # Rows of users under privacy.kind user are made without noise, too, and are for those users alone.
         put_on_record(config, new, None)
-    seeds = np.stack([key.client_seed(1, client_id) for client_id in new.client_ids])
+    seeds = key.client_seeds(1, list(new.client_ids))
     if settings.is_choice:
         selector = build_selector(model, privacy.selection_loss_bound, privacy.generator)
         chosen = _select(selector, model, models, new, epsilon, seeds, progress)

@@ -35,8 +35,8 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
       nonce: int, at least 0.
     """
     num_seeds, num_blocks = tf.shape(seeds)[0], -(-size // _WORDS_OF_A_BLOCK)
-    key = tf.transpose(tf.reshape(_halves(seeds), [num_seeds, 4]))[:, :, tf.newaxis]
-    nonces = _halves(tf.cast(nonce, tf.int64))
+    key = tf.transpose(tf.reshape(halves(seeds), [num_seeds, 4]))[:, :, tf.newaxis]
+    nonces = halves(tf.cast(nonce, tf.int64))
     counter = tf.cast(tf.range(num_blocks), tf.uint32)
     # The upper half of the counter: there are fewer than 2**32 blocks.
     zeros = tf.bitwise.bitwise_xor(counter, counter)
@@ -61,7 +61,7 @@ def block_words(rows: Rows) -> tf.Tensor:
     return tf.concat([before + after for before, after in zip(rows, mixed, strict=True)], axis=0)
 
 
-def _halves(numbers: tf.Tensor) -> tf.Tensor:
+def halves(numbers: tf.Tensor) -> tf.Tensor:
     """Splits int64 `[...]` into halves, the lower one first: uint32 `[..., 2]`."""
     # The result is that of a bitcast, for which vectorized_map has no converter.
     shifted = tf.stack([numbers, tf.bitwise.right_shift(numbers, tf.constant(32, tf.int64))], axis=-1)

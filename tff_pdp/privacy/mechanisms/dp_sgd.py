@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import Model, Weights, at_least_one_row
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
-from tff_pdp.privacy.mechanisms.per_example import ROWS_OF_A_BLOCK, clipped_sum
+from tff_pdp.privacy.mechanisms.per_example import ROWS_OF_A_BLOCK, clipped_sum, num_blocks
 from tff_pdp.privacy.mechanisms.random_bits import (
     are_compiled,
     bits_for_gaussians,
@@ -33,16 +33,34 @@ _MARGIN = 2.0**-40
 _SMALL_MODEL = 4096
 
 
-class DpSgdDraws(NamedTuple):
-    """Random draws of one client in one round.
+class _Scales(NamedTuple):
+    """What a client's mechanism means for its sums in a round: float64 scalars, all of them public.
 
     Attributes:
-      batches: batches of every step.
+      clip_norm: bound on what one example adds to the unrounded sum, shorter than the mechanism's clip norm.
+      stddev: standard deviation of the noise.
+      step: step of the grid.
+      most_examples: largest number of examples in a batch (`most_examples`).
+    """
+
+    clip_norm: tf.Tensor
+    stddev: tf.Tensor
+    step: tf.Tensor
+    most_examples: tf.Tensor
+
+
+class DpSgdDraws(NamedTuple):
+    """Random draws of one client in one round, and numbers that all steps share.
+
+    Attributes:
+      batches: batches of every step; the capacity is a whole number of blocks (`per_example.ROWS_OF_A_BLOCK`).
+      scales: numbers that follow from the mechanism alone.
       noise: for a small model, standard Gaussians, float64 `[steps, parameters]`; for a large model, the seed of the
         Gaussians, int64 `[2]`.
     """
 
     batches: Batches
+    scales: _Scales
     noise: tf.Tensor
 
 
@@ -74,16 +92,35 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
     ) -> DpSgdDraws:
         shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
         bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2], generator), shape)
-        for_batches, for_noise = tf.split(bits, [max_examples, num_noise_words], axis=2)
+        # Not by `split`, which has no kernel for uint32 on a GPU.
+        for_batches, for_noise = bits[:, :, :max_examples], bits[:, :, max_examples:]
+        for_noise.set_shape([None, None, num_noise_words])
         if sampler == "poisson":
             batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
         else:
             batch_sizes = tf.maximum(tf.cast(tf.round(mechanism["expected_batch_size"]), tf.int32), 1)
             batches = paper_shuffled_batches(for_batches, num_examples, batch_sizes, num_steps)
-        # Up to whole blocks: to add numbers of examples once is cheaper than to add examples in every step.
-        paddings: Any = [[0, 0], [0, 0], [0, tf.math.floormod(-tf.shape(batches.indices)[2], ROWS_OF_A_BLOCK)]]
+        # Up to whole blocks, at least one: to add numbers of examples once is cheaper than to add examples in every
+        # step.
+        capacity = tf.shape(batches.indices)[2]
+        missing = ROWS_OF_A_BLOCK * num_blocks(capacity) - capacity
+        paddings: Any = [[0, 0], [0, 0], [0, missing]]
         batches = batches._replace(indices=tf.pad(batches.indices, paddings))
-        return DpSgdDraws(batches, gaussians(for_noise, num_parameters) if is_small else seeds)
+        scales = _Scales(*(tf.broadcast_to(scale, shape[:1]) for scale in scales_of(mechanism)))
+        return DpSgdDraws(batches, scales, gaussians(for_noise, num_parameters) if is_small else seeds)
+
+    def scales_of(mechanism: Any) -> _Scales:
+        # z = 0 means no noise, also where C is infinite and z * C would be NaN. A float64 holds the product of two
+        # float32 numbers in full.
+        clip_norm = tf.cast(mechanism["clip_norm"], tf.float64)
+        stddev = tf.math.multiply_no_nan(clip_norm, tf.cast(mechanism["noise_multiplier"], tf.float64))
+        step = grid_step(clip_norm, stddev)
+        return _Scales(
+            clip_norm_on_grid(clip_norm, step, num_parameters, _MARGIN),
+            stddev,
+            step,
+            tf.cast(most_examples(mechanism["expected_batch_size"]), tf.float64),
+        )
 
     def gradient(
         mechanism: Any,
@@ -96,20 +133,18 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         trainable: Sequence[str] | None = None,
     ) -> Weights:
         indices, size = draws.batches.indices[index], draws.batches.sizes[index]
-        # z = 0 means no noise, also where C is infinite and z * C would be NaN. A float64 holds the product of two
-        # float32 numbers in full.
-        clip_norm = tf.cast(mechanism["clip_norm"], tf.float64)
-        stddev = tf.math.multiply_no_nan(clip_norm, tf.cast(mechanism["noise_multiplier"], tf.float64))
-        step = grid_step(clip_norm, stddev)
+        stddev, step = draws.scales.stddev, draws.scales.step
         total = clipped_sum(
             model,
             weights,
-            tf.gather(data.x, indices),
-            tf.gather(data.y, indices),
-            clip_norm=clip_norm_on_grid(clip_norm, step, num_parameters, _MARGIN),
+            # Places of a block that are not in a batch are filled with row 0.
+            tf.gather(at_least_one_row(data.x), indices),
+            tf.gather(at_least_one_row(data.y), indices),
+            clip_norm=draws.scales.clip_norm,
             included=tf.cast(tf.range(tf.shape(indices)[0]) < size, tf.float32),
             pull=pull,
-            most_examples=most_examples(mechanism["expected_batch_size"]),
+            most_examples=draws.scales.most_examples,
+            is_in_blocks=True,
         )
         # Place 0 has been used for the batches.
         noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)

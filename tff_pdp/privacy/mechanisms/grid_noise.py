@@ -29,7 +29,7 @@ _EXPONENT = 0x7FF0000000000000
 
 
 def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
-    """Chooses the grid's step, a power of two: float64 scalar.
+    """Chooses the grid's step, a power of two: float64, a scalar or one step for each pair of arguments.
 
     The step is public, because all arguments are public. With an infinite clip norm nothing is protected, and the step
     is so small that rounding changes no float32 number. A clip norm that is NaN gives an infinite step, which makes all
@@ -46,7 +46,7 @@ def grid_step(clip_norm: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
 
 
 def clip_norm_on_grid(clip_norm: tf.Tensor, step: tf.Tensor, size: int, margin: float) -> tf.Tensor:
-    """Reduces a clip norm so that rounded sums still differ by at most the given `clip_norm`: float64 scalar.
+    """Reduces a clip norm so that rounded sums still differ by at most the given `clip_norm`: float64 of its shape.
 
     Guarantee: let two sums differ in L2 norm by at most the result, apart from an error of `margin * clip_norm / 2` in
       each sum. After `whole_steps`, which moves each value by at most half a step, the two sums differ by at most

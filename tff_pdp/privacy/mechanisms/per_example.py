@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.base import Model, Weights, pad
 from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated, keep
 from tff_pdp.models.layers import RecordingWeights, Use
 
@@ -50,6 +50,7 @@ def clipped_sum(
     included: tf.Tensor,
     pull: Weights | None = None,
     most_examples: tf.Tensor | None = None,
+    is_in_blocks: bool = False,
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
@@ -79,11 +80,14 @@ def clipped_sum(
         every example's loss. `g_i` then includes the pull.
       most_examples: largest number of included examples, a public float scalar. Gradients are then clipped to the clip
         norm minus the sum's possible error; the difference may be zero for hundreds of thousands of examples.
+      is_in_blocks: whether the batch already has a whole number of blocks of `ROWS_OF_A_BLOCK` rows, at least one;
+        otherwise rows are added.
 
     Returns:
       float64 tensors with the names, order and shapes of `weights`; zeros for weights that the losses do not depend on.
     """
-    x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
+    if not is_in_blocks:
+        x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
     # A loss may refuse an invalid label; the x of such examples is kept out of the sum below.
     y = keep(included, y)
     gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
@@ -197,6 +201,11 @@ def _by_mapping(
     return {name: Held((of_all[name],), shapes[name]) for name in tensors}
 
 
+def num_blocks(num_rows: tf.Tensor) -> tf.Tensor:
+    """Returns the number of blocks that `num_rows` rows fill, int32 scalar: the last one in part, and at least one."""
+    return tf.maximum(tf.math.floordiv(num_rows + ROWS_OF_A_BLOCK - 1, ROWS_OF_A_BLOCK), 1)
+
+
 def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     """Pads `values [batch, ...]` with rows of zeros up to the end of a block, at least one block.
 
@@ -204,7 +213,6 @@ def _in_blocks(values: tf.Tensor) -> tf.Tensor:
     oneDNN's convolutions give an empty batch a wrong shape. Values in whole blocks are not copied.
     """
     num_rows = tf.shape(values)[0]
-    num_blocks = tf.maximum(tf.math.floordiv(num_rows + ROWS_OF_A_BLOCK - 1, ROWS_OF_A_BLOCK), 1)
-    missing = ROWS_OF_A_BLOCK * num_blocks - num_rows
+    missing = ROWS_OF_A_BLOCK * num_blocks(num_rows) - num_rows
     paddings: Any = [[0, missing], *[[0, 0]] * (values.shape.rank - 1)]
-    return tf.pad(values, paddings)
+    return pad(values, paddings)

@@ -3,8 +3,8 @@
 A client's bits depend on the client's seed alone: they are equal on every engine, for one or several clients. There are
 two generators. `philox` is TensorFlow's own generator, Philox 4x32-10 in counter mode (Salmon et al., "Parallel Random
 Numbers: As Easy as 1, 2, 3", SC 2011), and is not cryptographic. Its key is one half of a seed; the other half is the
-upper half of its counter. `chacha20` (module `chacha20`) is cryptographic, at several times the cost. Its key is the
-whole seed.
+upper half of its counter. The module `philox` has the same generator for GPUs. `chacha20` (module `chacha20`) is
+cryptographic, at several times the cost. Its key is the whole seed.
 """
 
 import decimal
@@ -21,7 +21,7 @@ import tensorflow as tf
 from tff_pdp.errors import EngineError
 from tff_pdp.privacy.accounting.grid_distance import ROUNDING
 from tff_pdp.privacy.facts import Generator
-from tff_pdp.privacy.mechanisms import chacha20
+from tff_pdp.privacy.mechanisms import chacha20, philox
 
 _Function = Callable[[tf.Tensor], tf.Tensor]
 _PHILOX = 1
@@ -50,6 +50,8 @@ def draw_bits(
     """
     if generator == "chacha20":
         return chacha20.keystreams(seed[tf.newaxis], size, place)[0]
+    if gpu_is_visible():
+        return philox.keystreams(seed[tf.newaxis], size, place)[0]
     words = tf.bitcast(seed, tf.uint64)
     start = tf.cast(place, tf.uint64) * (1 << _PLACE_BITS)
     return _philox(words[:1], tf.stack([start, words[1]]), size)
@@ -65,6 +67,8 @@ def draw_bits_of_all(seeds: tf.Tensor, size: tf.Tensor | int, generator: Generat
     """
     if generator == "chacha20":
         return chacha20.keystreams(seeds, size, nonce=0)
+    if gpu_is_visible():
+        return philox.keystreams(seeds, size, place=0)
     if seeds.shape[0] == 1:
         return draw_bits(seeds[0], size)[tf.newaxis]
     num_clients: Any = tf.shape(seeds)[0]
@@ -141,7 +145,15 @@ def are_compiled(size: int) -> bool:
 
     False if there is a GPU, for which XLA needs tools that TensorFlow does not install.
     """
-    return size >= _MANY and not tf.config.list_physical_devices("GPU")
+    return size >= _MANY and not gpu_is_visible()
+
+
+def gpu_is_visible() -> bool:
+    """Decides if graphs use the operations that have kernels on a GPU, rather than those that a CPU is fastest with.
+
+    True if TensorFlow finds a GPU. Both forms of a computation have the same random bits and the same batches.
+    """
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 @functools.cache

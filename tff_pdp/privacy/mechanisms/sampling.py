@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_pdp.privacy.mechanisms.random_bits import gpu_is_visible
+
 # Number of bits of a draw that are compared with the rate; rates are exact to 2**-RATE_BITS.
 RATE_BITS = 23
 
@@ -40,12 +42,18 @@ def poisson_batches(
     Returns:
       Batches with a leading axis of clients.
     """
-    num_clients, steps, examples = tf.unstack(tf.shape(bits))
+    _, steps, examples = tf.unstack(tf.shape(bits))
     limits = tf.cast(sampling_rates * float(2**RATE_BITS), tf.uint32)
     sampled = tf.bitwise.right_shift(bits, tf.constant(32 - RATE_BITS, tf.uint32)) < limits[:, tf.newaxis, tf.newaxis]
     is_example = tf.range(examples) < num_examples[:, tf.newaxis]
     is_step = tf.range(steps) < num_steps[:, tf.newaxis]
     sampled &= is_example[:, tf.newaxis, :] & is_step[:, :, tf.newaxis]
+    return _by_sorting(sampled) if gpu_is_visible() else _by_listing(sampled)
+
+
+def _by_listing(sampled: tf.Tensor) -> Batches:
+    """Returns the places of true values in each row of bool `[clients, steps, examples]`: the fastest way on a CPU."""
+    num_clients, steps, examples = tf.unstack(tf.shape(sampled))
     chosen = tf.where(tf.reshape(sampled, [num_clients * steps, examples]))
     # The type stubs know no constructor of ragged tensors.
     batches: Any = tf.RaggedTensor.from_value_rowids(  # pyright: ignore[reportAttributeAccessIssue]
@@ -55,6 +63,22 @@ def poisson_batches(
     shape = [num_clients, steps]
     sizes = tf.reshape(tf.cast(batches.row_lengths(), tf.int32), shape)
     return Batches(tf.reshape(indices, [*shape, tf.shape(indices)[1]]), sizes)
+
+
+def _by_sorting(sampled: tf.Tensor) -> Batches:
+    """Returns the result of `_by_listing`, by operations that have kernels on a GPU, such as `top_k`.
+
+    Numbers of examples are float32 here, because a GPU has no kernels for sums of int32; there are at most 2**24.
+    """
+    is_sampled = tf.cast(sampled, tf.float32)
+    sizes = tf.reduce_sum(is_sampled, axis=2)
+    num_examples = tf.shape(sampled)[2]
+    # From the number of examples down to 1: a larger number is an earlier place, and zero is no place.
+    from_end = tf.cast(num_examples - tf.range(num_examples), tf.float32)
+    capacity = tf.cast(tf.reduce_max(tf.concat([[0.0], tf.reshape(sizes, [-1])], axis=0)), tf.int32)
+    first, _ = tf.math.top_k(is_sampled * from_end, capacity)
+    places = tf.where(first > 0, tf.cast(num_examples, tf.float32) - first, tf.zeros_like(first))
+    return Batches(tf.cast(places, tf.int32), tf.cast(sizes, tf.int32))
 
 
 def paper_shuffled_batches(
