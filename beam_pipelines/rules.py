@@ -87,9 +87,7 @@ class SplitRule:
             self.test_fraction if is_test is None else 0.0,
             self.validation_fraction if is_validation is None else 0.0,
         )
-        names[rest] = (
-            self._names_by_rank(hashes.tolist(), shares) if self.exact else self._splits_at(hashes, shares)
-        )
+        names[rest] = self._names_by_rank(hashes.tolist(), shares) if self.exact else self._splits_at(hashes, shares)
         return {split: everyone[names[everyone] == split] for split in SPLITS}
 
     def _splits_at(self, hashes: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
@@ -175,7 +173,7 @@ class ExampleRule:
         if not is_sound:
             return False
         if self.num_classes and set(map(type, y)) == {int}:
-            return 0 <= min(y) and max(y) < self.num_classes
+            return min(y) >= 0 and max(y) < self.num_classes
         return all(self._label_problem(label)[0] is None for label in y)
 
     def _value_problem(self, x: Any) -> tuple[Reason | None, Any]:

@@ -27,7 +27,7 @@ from tff_pdp.errors import DataError
 
 # Number of bytes of examples that a task collects before it sends them to the next stage.
 _PIECE_BYTES = 64 << 20
-# Files are read by tasks of their own unless there are more than twice as many; then a task reads some files, up to a size.
+# Smallest number of tasks that read small files, and largest size of the files that one task reads together.
 _FEWEST_TASKS, _TASK_BYTES = 64, 4 << 20
 # Number of bytes of examples that are encoded in one call.
 _ENCODED_BYTES = 1 << 20

@@ -1,7 +1,8 @@
 """Measures the whole way of a large population: prepare, train, evaluate, export and serve, a process for each stage.
 
-100,000 users, with 1 to 300 examples of 16 numbers each, take part in 20 rounds of 1,000 users of CENTAUR with user-level DP.
-Writes seconds of wall time and of processor, and the largest memory of all of a stage's processes together.
+There are 100,000 users with 1 to 300 examples of 16 numbers each. A training has 20 rounds of CENTAUR, with 1,000 users
+in a round and user-level DP. The benchmark also prepares 10,000 users from one file and from 10,000 files. It writes
+seconds of wall time and of processor, and the largest memory of all of a stage's processes together.
 
   python -m benchmarks.population.run                 about 20 minutes on two cores, 4 GB of disk
   python -m benchmarks.population.run --users 2000    to try the benchmark out; prints the figures only
@@ -113,10 +114,14 @@ def main() -> None:
     """Measures, prints and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--users", type=int, default=USERS, metavar="N", help=f"default {USERS:,}")
-    parser.add_argument("--files", type=int, default=FILES, metavar="N", help=f"files of one user each; default {FILES:,}")
+    parser.add_argument(
+        "--files", type=int, default=FILES, metavar="N", help=f"files of one user each; default {FILES:,}"
+    )
     parser.add_argument("--folder", type=Path, metavar="FOLDER", help="folder to write and keep; default temporary")
     parser.add_argument("--stages", default=",".join((*STAGES, "serve", "files")), help="default: all")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"default {OUTPUT}; none for other numbers of users")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help=f"default {OUTPUT}; none for other numbers of users"
+    )
     options = parser.parse_args()
     chosen = options.stages.split(",")
     load_average = round(os.getloadavg()[0], 2)

@@ -274,8 +274,8 @@ def _noting(trained: TrainedClients, references: dict[str, Arrays]) -> Iterator[
     chosen = np.array(_reference_numbers(trained), np.int64)
     for numbers, weights in trained.weight_stacks():
         for place in np.flatnonzero(np.isin(numbers, chosen)):
-            own = {name: np.array(stack[place]) for name, stack in weights.items()}
-            references[trained.client_ids[numbers[place]]] = own
+            client_id = trained.client_ids[int(numbers[place])]
+            references[client_id] = {name: np.array(stack[place]) for name, stack in weights.items()}
         yield weights
         del weights
 
