@@ -110,7 +110,7 @@ class Examples:
         self._sizes = np.asarray(clients.sizes(split), np.int64)
         self._padded = padded_sizes(self._sizes, model)
         num_bytes = 4 * int(self._sizes.sum()) * int(np.prod(model.input_shape))
-        self._kept = _Kept(self._sizes, self._read) if num_bytes <= _KEPT_BYTES else None
+        self._kept = _Kept(self._sizes, model, self._read) if num_bytes <= _KEPT_BYTES else None
 
     def select(self, places: Sequence[int] | np.ndarray) -> ClientValues:
         """Returns the examples of the clients at `places` in the dataset, in this order, stacked by padded size.
@@ -171,25 +171,25 @@ class _Kept:
       first: int64 `[clients]`: the first row of each client.
     """
 
-    def __init__(self, sizes: np.ndarray, read: Callable[[np.ndarray], ClientExamples]):
+    def __init__(self, sizes: np.ndarray, model: Model, read: Callable[[np.ndarray], ClientExamples]):
         """Reads nothing yet; `read` returns the examples of the clients at some places, one client after another."""
         self._sizes, self._read = sizes, read
         self.first = np.cumsum(sizes) - sizes
+        total = int(sizes.sum())
+        # Pages that are never written take no memory.
+        x, y = np.empty((total, *model.input_shape), np.float32), np.empty(total, model.label_dtype)
+        self._everything = ClientExamples(x, y)
         self._is_read = np.zeros(len(sizes), bool)
-        self._everything: ClientExamples | None = None
 
     def rows(self, chosen: np.ndarray) -> ClientExamples:
         """Returns all rows, of which those of the clients at `chosen` have been read."""
         missing = np.unique(chosen[~self._is_read[chosen]])
-        if len(missing) or self._everything is None:
+        if len(missing):
             read = self._read(missing)
-            if self._everything is None:
-                # Pages of the arrays that are never written take no memory.
-                shapes = ((int(self._sizes.sum()), *own.shape[1:]) for own in (read.x, read.y))
-                self._everything = ClientExamples(*map(np.empty, shapes, (read.x.dtype, read.y.dtype)))
             counts = self._sizes[missing]
             rows = np.repeat(self.first[missing], counts) + places_in_runs(counts)
             self._everything.x[rows], self._everything.y[rows] = read.x, read.y
+            # Set last: another thread then finds the rows.
             self._is_read[missing] = True
         return self._everything
 
