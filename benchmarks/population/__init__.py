@@ -1,6 +1,4 @@
-"""100,000 users from raw data to a server: seconds and memory of each stage.
-
-Modules in reading order:
+"""Measures 100,000 users from raw data to a server: seconds and memory of each stage.
 
 users: raw data of many users, as LEAF's JSON
 requests: a server that is started, asked and ended
