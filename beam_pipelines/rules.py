@@ -4,6 +4,7 @@ import dataclasses
 import fractions
 import hashlib
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,18 @@ from tff_pdp.data.manifest import SPLITS
 
 def keyed_hash(seed: int, purpose: str, content: bytes) -> int:
     """Returns a uniform 64-bit hash that depends only on the arguments, not on other records or the runner."""
-    digest = hashlib.blake2b(content, digest_size=8, key=str(seed).encode(), person=purpose.encode())
-    return int.from_bytes(digest.digest(), "big")
+    return int(_keyed_hashes(seed, purpose, [content])[0])
+
+
+def _keyed_hashes(seed: int, purpose: str, contents: Iterable[bytes]) -> np.ndarray:
+    """Returns the `keyed_hash` of each of `n` contents: uint64 `[n]`."""
+    key, person = str(seed).encode(), purpose.encode()
+    digests = [hashlib.blake2b(content, digest_size=8, key=key, person=person).digest() for content in contents]
+    return np.array(digests, "S8").view(">u8").astype(np.uint64)
+
+
+# In the order of the line from 0 to 1 that the hashes of examples fall on.
+_BY_POSITION = np.array(["test", "validation", "train"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,28 +75,26 @@ class SplitRule:
         if self.by_user:
             nobody = everyone[:0]
             shares = (self.test_fraction, self.validation_fraction)
-            own = self._split_at(keyed_hash(self.seed, "split", client.encode()), shares)
+            (own,) = self._splits_at(_keyed_hashes(self.seed, "split", [client.encode()]), shares)
             return {split: everyone if split == own else nobody for split in SPLITS}
         names = np.full(len(ids), "", "<U10")
         for split, stated in (("validation", is_validation), ("test", is_test)):
             if stated is not None:
                 names[stated] = split
         rest = everyone[names[everyone] == ""]
-        hashes = [keyed_hash(self.seed, "split", name) for name in ids[rest].tolist()]
+        hashes = _keyed_hashes(self.seed, "split", ids[rest].tolist())
         shares = (
             self.test_fraction if is_test is None else 0.0,
             self.validation_fraction if is_validation is None else 0.0,
         )
-        names[rest] = (
-            self._names_by_rank(hashes, shares) if self.exact else [self._split_at(number, shares) for number in hashes]
-        )
+        names[rest] = self._names_by_rank(hashes.tolist(), shares) if self.exact else self._splits_at(hashes, shares)
         return {split: everyone[names[everyone] == split] for split in SPLITS}
 
-    def _split_at(self, number: int, shares: tuple[float, float]) -> str:
-        position = number / 2**64
-        if position < shares[0]:
-            return "test"
-        return "validation" if position < sum(shares) else "train"
+    def _splits_at(self, hashes: np.ndarray, shares: tuple[float, float]) -> np.ndarray:
+        """Returns the split that each 64-bit hash, uint64 `[n]`, falls into: `<U10` `[n]`."""
+        positions = hashes.astype(np.float64) / 2**64
+        bounds = np.array([shares[0], sum(shares)])
+        return _BY_POSITION[np.searchsorted(bounds, positions, side="right")]
 
     def _names_by_rank(self, hashes: list[int], shares: tuple[float, float]) -> list[str]:
         """Returns the split of each example by the rank of the example's hash; the order of the ids breaks ties."""
@@ -156,11 +165,16 @@ class ExampleRule:
         """Tells whether all examples are valid, in one check that is far faster than one check for each example."""
         if not x or not all(isinstance(row, np.ndarray) and row.size == self.num_values for row in x):
             return False
-        values = np.stack(x)
+        # For short rows, 20 times as fast as `np.stack`.
+        values = np.array(x)
         is_sound = np.isfinite(values).all()
         if self.are_images:
             is_sound = is_sound and values.min() >= 0 and values.max() <= 1
-        return bool(is_sound) and all(self._label_problem(label)[0] is None for label in y)
+        if not is_sound:
+            return False
+        if self.num_classes and set(map(type, y)) == {int}:
+            return min(y) >= 0 and max(y) < self.num_classes
+        return all(self._label_problem(label)[0] is None for label in y)
 
     def _value_problem(self, x: Any) -> tuple[Reason | None, Any]:
         images = self.are_images

@@ -3,6 +3,7 @@
 machine: describes the machine; measures the cost of commands
 rounds: seconds per federated round; `make bench`
 preparing: costs of preparing and reading data; `make bench-beam`
+population: a large population, from raw data to a server
 serving: exports, loads, calls; `make bench-serving`
 start_up: from typing a command to the first result; `make bench-start-up`
 synthetic: models that are trained on synthetic data alone, and marginals, beside the records'

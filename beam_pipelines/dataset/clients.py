@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -20,12 +21,16 @@ from beam_pipelines.engine.stages import Piece, Stage, TaskContext, partition_st
 from beam_pipelines.options import ClientDatasetOptions, ClientRules, RawData, Summary
 from beam_pipelines.records import DeadLetter, Reason, UserRecord, raw_excerpt
 from beam_pipelines.rules import ExampleRule, SplitRule, keyed_hash, user_problem
-from tff_pdp.data.example_codec import encode_examples
+from tff_pdp.data.example_codec import encode_examples, record_lengths
 from tff_pdp.data.manifest import FeatureSpec, FileRecord
 from tff_pdp.errors import DataError
 
 # Number of bytes of examples that a task collects before it sends them to the next stage.
 _PIECE_BYTES = 64 << 20
+# Smallest number of tasks that read small files, and largest size of the files that one task reads together.
+_FEWEST_TASKS, _TASK_BYTES = 64, 4 << 20
+# Number of bytes of examples that are encoded in one call.
+_ENCODED_BYTES = 1 << 20
 
 _ROWS = pyarrow.schema(
     [
@@ -95,7 +100,7 @@ def _judge_user(user: UserRecord, rule: ExampleRule) -> _UserRow:
         for place, (why, found) in problems.items():
             letters.append(DeadLetter(user.source, user.client, place, why, raw_excerpt(found)))
         if len(valid):
-            x = np.stack([user.x[place] for place in valid])
+            x = np.array([user.x[place] for place in valid])
             y = np.array([user.y[place] for place in valid], y_dtype)
     stated = (
         None if one is None or reason is not None else np.array(one, bool)[valid]
@@ -137,11 +142,28 @@ def client_stages(raw: RawData, rules: ClientRules) -> tuple[Stage, ...]:
         first = tuple(raw.user_stages(rules))
     elif raw.read_users is not None:
         read = functools.partial(_read_users, raw.folder, raw.read_users, rules)
-        first = (Stage("read_users", raw.units, read, gives=(USERS,)),)
+        first = (Stage("read_users", _units_of_tasks(raw), read, gives=(USERS,)),)
     else:
         raise ValueError(f"raw data {raw.source!r} have neither read_users nor user_stages; set one")
     write = functools.partial(_write_shard, rules)
     return (*first, partition_stage("write_shards", rules.num_shards, write, takes=(USERS,)))
+
+
+def _units_of_tasks(raw: RawData) -> tuple[tuple[str, ...], ...]:
+    """Returns the units that each task reads: one or, of many small files, several; a task costs some milliseconds."""
+    most = max(1, len(raw.units) // _FEWEST_TASKS)
+    tasks: list[list[str]] = []
+    nbytes = 0
+    for unit in raw.units:
+        path = raw.folder / unit
+        # A part of a file is not small.
+        size = path.stat().st_size if path.is_file() else _TASK_BYTES
+        if not tasks or nbytes + size > _TASK_BYTES or len(tasks[-1]) == most:
+            tasks.append([])
+            nbytes = 0
+        tasks[-1].append(unit)
+        nbytes += size
+    return tuple(map(tuple, tasks))
 
 
 def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskContext) -> Iterator[Piece]:
@@ -161,10 +183,15 @@ def user_pieces(users: Iterable[UserRecord], rules: ClientRules, context: TaskCo
 
 
 def _read_users(
-    folder: Path, read: Callable[[Path], Iterable[UserRecord]], rules: ClientRules, task: str, context: TaskContext
+    folder: Path,
+    read: Callable[[Path], Iterable[UserRecord]],
+    rules: ClientRules,
+    units: tuple[str, ...],
+    context: TaskContext,
 ) -> Iterator[Piece]:
-    """Reads a unit of the raw data; sends every copy of every user to the task of the user's shard."""
-    return user_pieces(read(folder / task), rules, context)
+    """Reads units of the raw data; sends every copy of every user to the task of the user's shard."""
+    users = itertools.chain.from_iterable(read(folder / unit) for unit in units)
+    return user_pieces(users, rules, context)
 
 
 def _write_shard(rules: ClientRules, task: int, context: TaskContext) -> Iterable[Piece]:
@@ -178,6 +205,42 @@ def _write_shard(rules: ClientRules, task: int, context: TaskContext) -> Iterabl
 
 
 def _extents(copies: dict[str, list[_UserRow]], rules: ClientRules, context: TaskContext) -> Iterator[Extent]:
+    """Yields the extents of all clients, sorted by client and split."""
+    for part in _parts(_chosen_examples(copies, rules, context), _ENCODED_BYTES):
+        clients, splits, *arrays = zip(*part, strict=True)
+        x, y, ids = map(np.concatenate, arrays)
+        # One call for many clients: a call costs as much as the records of some tens of examples.
+        records = encode_examples(rules.features, x, y, ids)
+        stops = np.cumsum([len(one.y) for one in part])
+        bounds = np.concatenate([[0], np.cumsum(record_lengths(rules.features, y))])[np.concatenate([[0], stops])]
+        for place, one in enumerate(part):
+            yield Extent(clients[place], splits[place], records[bounds[place] : bounds[place + 1]], len(one.y))
+
+
+class _Chosen(NamedTuple):
+    """The examples of one client in one split; the arrays are as in `encode_examples`."""
+
+    client: str
+    split: str
+    x: np.ndarray
+    y: np.ndarray
+    ids: np.ndarray
+
+
+def _parts(chosen: Iterable[_Chosen], nbytes: int) -> Iterator[list[_Chosen]]:
+    """Yields runs of successive items, whose values take about `nbytes`."""
+    part, size = [], 0
+    for one in chosen:
+        part.append(one)
+        size += one.x.nbytes
+        if size > nbytes:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _chosen_examples(copies: dict[str, list[_UserRow]], rules: ClientRules, context: TaskContext) -> Iterator[_Chosen]:
     for client in sorted(copies):
         row = _one_copy(copies.pop(client), context)
         if row is None:
@@ -189,7 +252,7 @@ def _extents(copies: dict[str, list[_UserRow]], rules: ClientRules, context: Tas
             yield from _divide(row, rules, context)
 
 
-def _divide(row: _UserRow, rules: ClientRules, context: TaskContext) -> Iterator[Extent]:
+def _divide(row: _UserRow, rules: ClientRules, context: TaskContext) -> Iterator[_Chosen]:
     size = len(row.y)
     if size < rules.min_examples:
         count_users(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
@@ -202,8 +265,7 @@ def _divide(row: _UserRow, rules: ClientRules, context: TaskContext) -> Iterator
     count_users(context, KEPT, users=1, examples=size)
     for split, chosen in sorted(splits.items()):
         if len(chosen):
-            records = encode_examples(rules.features, row.x[chosen], row.y[chosen], ids[chosen])
-            yield Extent(row.client, split, records, len(chosen))
+            yield _Chosen(row.client, split, row.x[chosen], row.y[chosen], ids[chosen])
 
 
 def _pieces(waiting: dict[int, list[_UserRow]]) -> Iterator[Piece]:
@@ -230,11 +292,16 @@ def _one_copy(copies: list[_UserRow], context: TaskContext) -> _UserRow | None:
 def _example_ids(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Makes ids of examples from their content alone: bytes `[n]` of 32 hexadecimal digits."""
     labels = y.astype("<i8" if y.dtype.kind == "i" else "<f4")
-    ids: list[Any] = [
-        hashlib.blake2b(x[place].tobytes() + labels[place].tobytes(), digest_size=16).hexdigest().encode()
-        for place in range(len(y))
-    ]
-    return np.array(ids, "S32")
+    content = np.concatenate([_as_bytes(x), _as_bytes(labels)], axis=1)
+    width, everything = content.shape[1], content.tobytes()
+    starts = range(0, len(everything), width)
+    digests = [hashlib.blake2b(everything[start : start + width], digest_size=16).digest() for start in starts]
+    return np.array(list(map(bytes.hex, digests)), "S32")
+
+
+def _as_bytes(array: np.ndarray) -> np.ndarray:
+    """Returns the bytes of each row: uint8 `[n, bytes of a row]`."""
+    return np.ascontiguousarray(array).view(np.uint8).reshape(len(array), array.itemsize * math.prod(array.shape[1:]))
 
 
 def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summary:

@@ -148,9 +148,25 @@ def _load_json(path: Path) -> Any:
 
 def _pack_examples(pairs: list[tuple[str, Any]]) -> _JsonObject:
     json_object = _JsonObject(pairs)
-    if isinstance(json_object.get("x"), list):
-        json_object["x"] = [_pack_example(x) for x in json_object["x"]]
+    x = json_object.get("x")
+    if isinstance(x, list):
+        json_object["x"] = _pack_alike(x) or [_pack_example(one) for one in x]
     return json_object
+
+
+def _pack_alike(x: list[Any]) -> list[np.ndarray] | None:
+    """Packs all examples of a user at once, if all are lists of equally many numbers; otherwise returns None."""
+    if set(map(type, x)) != {list} or len(set(map(len, x))) > 1:
+        return None
+    if not set(map(type, itertools.chain.from_iterable(x))) <= {int, float}:
+        return None
+    size = len(x[0])
+    try:
+        values = np.fromiter(itertools.chain.from_iterable(x), np.float64, len(x) * size)
+    except OverflowError:
+        return None
+    with np.errstate(over="ignore"):
+        return list(values.astype(np.float32).reshape(len(x), size))
 
 
 def _pack_example(x: Any) -> Any:

@@ -42,23 +42,26 @@ WARM_UP = 5
 
 
 class SimulatedClients:
-    """Clients with the interface of `tff_pdp.data.client_dataset.ClientDataset`; `load` draws a client's examples."""
+    """Clients with the interface of `tff_pdp.experiment.examples.ClientSource`; `load_many` draws clients' examples."""
 
     def __init__(self, size: int):
         self.client_ids = tuple(f"client_{number:07d}" for number in range(size))
 
-    def num_examples(self, client_id: str, split: str) -> int:
-        """Returns the number of examples, the same for all clients."""
-        del client_id, split
-        return EXAMPLES
-
-    def load(self, client_id: str, split: str) -> ClientExamples:
-        """Draws examples: noise around one of a few images per class."""
+    def sizes(self, split: str) -> np.ndarray:
+        """Returns the numbers of examples, the same for all clients."""
         del split
-        generator = np.random.default_rng(int(client_id.removeprefix("client_")))
-        y = generator.integers(0, CLASSES, EXAMPLES)
+        return np.full(len(self.client_ids), EXAMPLES)
+
+    def load_many(self, places: np.ndarray, split: str) -> ClientExamples:
+        """Draws the examples of the clients at `places`: noise around one of a few images per class."""
+        del split
         means = np.random.default_rng(0).random((CLASSES, *SHAPE), np.float32)
-        return ClientExamples(means[y] + 0.1 * generator.standard_normal((EXAMPLES, *SHAPE), np.float32), y)
+        x, y = np.empty((len(places), EXAMPLES, *SHAPE), np.float32), np.empty((len(places), EXAMPLES), np.int64)
+        for row, place in enumerate(places):
+            generator = np.random.default_rng(int(place))
+            y[row] = generator.integers(0, CLASSES, EXAMPLES)
+            x[row] = means[y[row]] + 0.1 * generator.standard_normal((EXAMPLES, *SHAPE), np.float32)
+        return ClientExamples(x.reshape(-1, *SHAPE), y.reshape(-1))
 
 
 def build_method(size: int, rounds: int) -> Method:

@@ -185,6 +185,43 @@ def test_several_extents_are_one_client(tmp_path):
     assert nothing.x.shape == (0, 1, 2) and nothing.y.dtype == np.int64
 
 
+@pytest.mark.parametrize(("read_bytes", "gap_bytes"), [(1 << 25, 1 << 14), (1, 0), (300, 0), (300, 1 << 14)])
+def test_many_clients_are_read_as_one_after_another(tmp_path, monkeypatch, read_bytes, gap_bytes):
+    monkeypatch.setattr(shard_files, "_READ_BYTES", read_bytes)
+    monkeypatch.setattr(shard_files, "_GAP_BYTES", gap_bytes)
+    names = [f"client {number}" for number in range(9)]
+    extents = [
+        (name, split, (number + part) % 3, *numbered(100 * number + 10 * part, number % 4))
+        for number, name in enumerate(names)
+        for part in range(2)
+        for split in ("test", "train")
+    ]
+    dataset = ClientDataset.open(write_clients(tmp_path / "clients", FeatureSpec.of((1, 2), 1000), extents, 3))
+    expected = {
+        number: [100 * number + 10 * part + row for part in range(2) for row in range(number % 4)]
+        for number in range(9)
+    }
+    for places in ([5, 1, 8, 0, 3], [2, 2, 6], list(range(9)), [4], []):
+        found = dataset.load_many(np.array(places, np.int64), "train")
+        assert found.y.tolist() == [label for place in places for label in expected[place]]
+        assert found.x.shape == (len(found.y), 1, 2) and found.x[:, 0, 0].tolist() == found.y.tolist()
+    assert dataset.sizes("train").tolist() == [2 * (number % 4) for number in range(9)]
+    assert dataset.sizes("validation").tolist() == [0] * 9
+
+
+def test_damage_is_found_among_many_clients(tmp_path):
+    extents = [(f"client {number}", "train", 0, *numbered(10 * number, 2)) for number in range(5)]
+    dataset = ClientDataset.open(write_clients(tmp_path / "clients", FeatureSpec.of((1, 2), 1000), extents))
+    shard = tmp_path / "clients" / "shards" / "0.tfrecord"
+    content = bytearray(shard.read_bytes())
+    length = len(content) // 10
+    content[7 * length - 20] ^= 1
+    shard.write_bytes(content)
+    assert dataset.load_many(np.array([4, 0, 1]), "train").y.tolist() == [40, 41, 0, 1, 10, 11]
+    with pytest.raises(DataError, match=rf"0\.tfrecord: corrupt TFRecord at byte {6 * length};"):
+        dataset.load_many(np.array([4, 3, 2]), "train")
+
+
 def test_bytes_are_read_as_fractions(tmp_path):
     features = FeatureSpec.of((2,), 0, "uint8")
     extents = [("a", "train", 0, np.array([[0, 255], [51, 102]], np.uint8), np.array([0.5, -2.0], np.float32))]

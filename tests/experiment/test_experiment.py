@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tff_pdp.algorithms.hyper_parameters import BUDGET_EPSILON, SET_BY_RUNTIME
+from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.experiment import examples
 from tff_pdp.experiment.build import build_method
 from tff_pdp.experiment.run_key import RunKey
 
@@ -53,11 +55,35 @@ def test_each_client_gets_its_number_and_the_epsilon_of_its_own_budget(experimen
 def test_each_client_gets_its_examples_and_zeros(method, split):
     sizes = set()
     for client_id, own in zip(method.clients.client_ids, method.client_data(split), strict=True):
-        examples = method.clients.load(client_id, split)
-        size = len(examples.y)
+        loaded = method.clients.load(client_id, split)
+        size = len(loaded.y)
         assert own["num_examples"] == size <= len(own["y"]) == len(own["x"])
-        np.testing.assert_array_equal(own["x"][:size], examples.x)
-        np.testing.assert_array_equal(own["y"][:size], examples.y)
+        np.testing.assert_array_equal(own["x"][:size], loaded.x)
+        np.testing.assert_array_equal(own["y"][:size], loaded.y)
         assert not own["x"][size:].any() and not own["y"][size:].any()
         sizes.add(size)
     assert len(sizes) > 1, "nothing to pad"
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 2**30])
+def test_selected_clients_get_their_examples_whether_a_split_is_kept_or_not(method, monkeypatch, kept_bytes):
+    monkeypatch.setattr(examples, "_KEPT_BYTES", kept_bytes)
+    reader = method.examples("train")
+    reads = []
+
+    def load_many(places, split):
+        reads.append(places.tolist())
+        return type(method.clients).load_many(method.clients, places, split)
+
+    monkeypatch.setattr(method.clients, "load_many", load_many)
+    everyone = list(method.client_data("validation"))
+    assert [len(own["y"]) > 0 for own in everyone] == [True] * len(method.clients.client_ids)
+    for places in ([2, 0], [0, 1], [2]):
+        for place, own in zip(places, reader.select(places), strict=True):
+            expected = ClientDataset.open(method.clients.path).load(method.clients.client_ids[place], "train")
+            size = int(own["num_examples"])
+            np.testing.assert_array_equal(own["x"][:size], expected.x)
+            np.testing.assert_array_equal(own["y"][:size], expected.y)
+            assert not own["x"][size:].any() and not own["y"][size:].any()
+    # A split that is kept is read once, client by client; the first read is of validation.
+    assert reads[1:] == ([[0, 2], [1]] if kept_bytes else [[2, 0], [0, 1], [2]])

@@ -121,14 +121,14 @@ def test_records_have_no_effect_on_the_shared_model_after_the_release(synthetic)
     """With all records replaced after the release, the shared model has the same bits, and personal models others."""
     config = synthetic()
     first = train(config, "fed_avg", progress=False)
-    load = ClientDataset.load
+    load_many = ClientDataset.load_many
 
-    def replaced(self, client_id, split):
-        own = load(self, client_id, split)
+    def replaced(self, places, split):
+        own = load_many(self, places, split)
         return ClientExamples(np.random.default_rng(0).random(own.x.shape, np.float32), own.y[::-1].copy())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ClientDataset, "load", replaced)
+        patch.setattr(ClientDataset, "load_many", replaced)
         second = train(config, "fed_avg", overwrite=True, progress=False)
     _assert_equal(second.server_state, first.server_state)
     for one, other in zip(first.client_states, second.client_states, strict=True):

@@ -3,10 +3,19 @@
 import numpy as np
 import pytest
 
-from tests.registry.small_data import records, write_dataset
+from tests.data.written_clients import write_clients
+from tests.registry.small_data import FEATURES, records, write_dataset
+from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.registry import records as records_module
 from tff_pdp.registry.matching import declared_sets, match
-from tff_pdp.registry.records import RecordKey, Records, records_of_dataset, records_of_examples
+from tff_pdp.registry.records import (
+    RecordKey,
+    Records,
+    records_of_clients,
+    records_of_dataset,
+    records_of_examples,
+)
 
 KEY = RecordKey(bytes(range(32)))
 
@@ -177,6 +186,24 @@ def test_rows_of_a_contact_graph_are_known_by_their_names(tmp_path):
     own = digests(tmp_path / "a", {"x": records(0, 3)}, row_influence=promise)
     other = digests(tmp_path / "b", {"x": records(7, 9)}, row_influence=promise)
     assert members(matched(own, other), own, 0) == [[0], [0], []]
+
+
+@pytest.mark.parametrize("at_a_time", [1, 3, 1000])
+def test_digests_are_client_by_client_and_split_by_split(tmp_path, monkeypatch, at_a_time):
+    monkeypatch.setattr(records_module, "_EXAMPLES_AT_A_TIME", at_a_time)
+    key = RecordKey(bytes(32))
+    numbers = {("a", "train"): (0, 2), ("a", "test"): (2, 5), ("b", "test"): (5, 6), ("c", "train"): (6, 10)}
+    extents = [
+        (client, split, 0, records(*own), np.zeros(own[1] - own[0], np.int64))
+        for (client, split), own in numbers.items()
+    ]
+    dataset = ClientDataset.open(write_clients(tmp_path / "clients", FEATURES, extents))
+    found = records_of_clients(key, dataset, ["c", "a", "b"], ["train", "test"])
+    assert found.first.tolist() == [0, 4, 9, 10]
+    expected = [*range(6, 10), *range(5), 5]
+    # Each by itself: a digest is that of the record's bytes alone.
+    one_by_one = [key.examples(records(number, number + 1))[0] for number in expected]
+    assert found.digests.tolist() == one_by_one and found.clients.tolist() == key.clients("cab").tolist()
 
 
 def test_a_client_without_records_is_matched_by_what_is_declared(tmp_path):

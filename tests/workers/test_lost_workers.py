@@ -1,5 +1,6 @@
 """Workers and nodes that die or are slow cost time, and nothing else."""
 
+import contextlib
 import os
 import random
 import signal
@@ -45,7 +46,11 @@ def check_ledger(config):
 def pids(engines, num_workers):
     """Process numbers of the workers that have started, of the lent engine with this number of workers."""
     _, kept = engines
-    (engine,) = (engine for key, engine in kept.items() if key[0].num_workers == num_workers)
+    engine = next(
+        engine
+        for (options, parallelism, _), engine in kept.items()
+        if (options.num_workers, parallelism) == (num_workers, "loop")
+    )
     return engine.pool.pids()
 
 
@@ -89,9 +94,7 @@ def test_a_stopped_worker_does_not_stop_a_run(clients, tmp_path, engines, monkey
             assert trained(config, "mr_mtl") == undisturbed
     finally:
         for pid in stopped:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                pass
     assert time.monotonic() - started < 600
     check_ledger(config)

@@ -177,8 +177,9 @@ class Manifest:
 
     def save(self, dataset: Path) -> None:
         """Writes `manifest.json` into the folder `dataset`; only `mark_finished` makes the folder a dataset."""
-        text = json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
-        write_atomically(dataset / MANIFEST_FILE, [text.encode(), b"\n"])
+        # Indented by msgspec: Python's own indentation takes seconds for 100,000 clients.
+        text = json.dumps(msgspec.to_builtins(self), sort_keys=True)
+        write_atomically(dataset / MANIFEST_FILE, [msgspec.json.format(text.encode(), indent=1), b"\n"])
 
     @classmethod
     def load(cls, dataset: Path) -> "Manifest":

@@ -6,7 +6,7 @@ import numpy as np
 
 from tff_pdp.data.example_codec import record_extents, record_lengths
 from tff_pdp.data.manifest import FeatureSpec
-from tff_pdp.data.shards import ShardFiles, other_number_of_records, read_examples
+from tff_pdp.data.shards import ShardFiles, other_number_of_records, places_in_runs, read_examples
 from tff_pdp.errors import ConfigError
 
 
@@ -25,14 +25,8 @@ def shuffled_epoch(
     records = _locate_records(features, files, extents)
     order = np.random.default_rng(seed).permutation(len(records))
 
-    def read_batch(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Read from front to back, then put in the order of the permutation.
-        by_place = np.lexsort((records[chosen, 1], records[chosen, 0]))
-        x, y = read_examples(features, files, records[chosen[by_place]])
-        rank = np.argsort(by_place)
-        return x[rank], y[rank]
-
-    return (read_batch(order[start : start + batch_size]) for start in range(0, len(order), batch_size))
+    starts = range(0, len(order), batch_size)
+    return (read_examples(features, files, records[order[start : start + batch_size]]) for start in starts)
 
 
 def _locate_records(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> np.ndarray:
@@ -40,7 +34,7 @@ def _locate_records(features: FeatureSpec, files: ShardFiles, extents: np.ndarra
     shards, offsets, nbytes, counts = extents.T
     shortest = int(record_lengths(features, np.zeros(1, features.y_dtype))[0])
     first = np.cumsum(counts) - counts
-    place_in_extent = np.arange(counts.sum()) - np.repeat(first, counts)
+    place_in_extent = places_in_runs(counts)
     records = np.ones((len(place_in_extent), 4), np.int64)
     records[:, 0] = np.repeat(shards, counts)
     records[:, 1] = np.repeat(offsets, counts) + shortest * place_in_extent

@@ -212,6 +212,8 @@ def _stack(arrangement: _Arrangement, indices: np.ndarray) -> ClientGroup:
     rows = order[np.searchsorted(present, indices, sorter=order)]
     columns = zip(*(_with_client_axis(group) for group in involved), strict=True)
     leaves = [column[0] if len(column) == 1 else tf.concat(column, axis=0) for column in columns]
+    if np.array_equal(rows, np.arange(len(present))):
+        return ClientGroup(indices, tuple(leaves), True)
     return ClientGroup(indices, tuple(tf.gather(leaf, rows) for leaf in leaves), True)
 
 

@@ -396,8 +396,7 @@ def _inputs_hash(
     """Returns a digest of all that decides training besides the configuration's own text."""
     digest = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
     # What a client draws depends on the size its data are padded to.
-    sizes = [clients.num_examples(client_id, "train") for client_id in clients.client_ids]
-    digest.update(padded_sizes(sizes, model).tobytes())
+    digest.update(padded_sizes(clients.sizes("train"), model).tobytes())
     digest.update(releases.digest().encode())
     # Budgets may come from a file.
     digest.update(repr(sorted(plan.budgets.items())).encode())

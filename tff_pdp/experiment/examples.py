@@ -4,13 +4,13 @@ The sizes are chosen so that clients of different sizes can be stacked with litt
 """
 
 import collections
-import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
 from tff_pdp.data.client_dataset import ClientExamples
+from tff_pdp.data.shards import places_in_runs
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.structures import from_python, with_client_axis
 from tff_pdp.models.base import Model
@@ -85,17 +85,17 @@ class ClientSource(Protocol):
 
     client_ids: tuple[str, ...]
 
-    def num_examples(self, client_id: str, split: str) -> int:
-        """Counts a client's examples in a split."""
+    def sizes(self, split: str) -> np.ndarray:
+        """Counts every client's examples in a split: int64 `[clients]`."""
         ...
 
-    def load(self, client_id: str, split: str) -> ClientExamples:
-        """Reads a client's examples of a split."""
+    def load_many(self, places: np.ndarray, split: str) -> ClientExamples:
+        """Reads the examples of a split of the clients at `places` in `client_ids`, one client after another."""
         ...
 
 
 class Examples:
-    """Reads one split of all clients from disk, client by client, and keeps a small split in memory.
+    """Reads one split of clients from disk, many clients at a time, and keeps a small split in memory.
 
     Attributes:
       member_type: TFF type of one client's examples.
@@ -111,10 +111,10 @@ class Examples:
         """
         self._clients, self._split, self._scalings = clients, split, scalings or {}
         self.member_type = client_data_type(model)
-        self._sizes = np.array([clients.num_examples(client_id, split) for client_id in clients.client_ids], np.int64)
+        self._sizes = np.asarray(clients.sizes(split), np.int64)
         self._padded = padded_sizes(self._sizes, model)
         num_bytes = 4 * int(self._sizes.sum()) * int(np.prod(model.input_shape))
-        self._load = functools.cache(self._read) if num_bytes <= _KEPT_BYTES else self._read
+        self._kept = _Kept(self._sizes, model, self._read) if num_bytes <= _KEPT_BYTES else None
 
     def select(self, places: Sequence[int] | np.ndarray) -> ClientValues:
         """Returns the examples of the clients at `places` in the dataset, in this order, stacked by padded size.
@@ -125,7 +125,11 @@ class Examples:
         chosen = np.asarray(places, np.int64)
         # In the order of the first client of each padded size.
         sizes = dict.fromkeys(self._padded[chosen].tolist())
-        groups = [self._group(chosen, np.flatnonzero(self._padded[chosen] == size)) for size in sizes]
+        rows, first = self._rows(chosen)
+        groups = [
+            self._group(np.flatnonzero(self._padded[chosen] == size), size, rows, first, self._sizes[chosen])
+            for size in sizes
+        ]
         return ClientValues(self.member_type, groups)
 
     def padded(self, places: np.ndarray) -> np.ndarray:
@@ -136,22 +140,66 @@ class Examples:
         """Returns the examples of every client, in the order of the dataset."""
         return self.select(range(len(self._sizes)))
 
-    def _group(self, chosen: np.ndarray, indices: np.ndarray) -> ClientGroup:
-        loaded = [self._load(int(place)) for place in chosen[indices]]
-        size = int(self._padded[chosen[indices[0]]])
+    def _rows(self, chosen: np.ndarray) -> tuple[ClientExamples, np.ndarray]:
+        """Returns rows that hold the examples of the clients at `chosen`, and each client's first row."""
+        if self._kept is not None:
+            return self._kept.rows(chosen), self._kept.first[chosen]
+        sizes = self._sizes[chosen]
+        return self._read(chosen), np.cumsum(sizes) - sizes
+
+    def _group(
+        self, indices: np.ndarray, size: int, rows: ClientExamples, first: np.ndarray, sizes: np.ndarray
+    ) -> ClientGroup:
         columns = collections.OrderedDict(
-            x=np.stack([_pad(examples.x, size) for examples in loaded]),
-            y=np.stack([_pad(examples.y, size) for examples in loaded]),
-            num_examples=np.array([len(examples.y) for examples in loaded], np.int32),
+            x=_padded_stack(rows.x, first[indices], sizes[indices], size),
+            y=_padded_stack(rows.y, first[indices], sizes[indices], size),
+            num_examples=sizes[indices].astype(np.int32),
         )
         return ClientGroup(indices, tuple(from_python(columns, with_client_axis(self.member_type), "examples")), True)
 
-    def _read(self, place: int) -> ClientExamples:
-        client_id = self._clients.client_ids[place]
-        examples = self._clients.load(client_id, self._split)
-        if not self._scalings:
+    def _read(self, chosen: np.ndarray) -> ClientExamples:
+        """Reads the examples of the clients at `chosen`, one client after another, with scaled features."""
+        examples = self._clients.load_many(chosen, self._split)
+        if not self._scalings or not len(chosen):
             return examples
-        return ClientExamples(self._scalings[client_id].apply(examples.x), examples.y)
+        sizes = self._sizes[chosen]
+        parts = np.split(examples.x, np.cumsum(sizes)[:-1])
+        scaled = [
+            self._scalings[self._clients.client_ids[place]].apply(x) for place, x in zip(chosen, parts, strict=True)
+        ]
+        return ClientExamples(np.concatenate(scaled), examples.y)
+
+
+class _Kept:
+    """The examples of all clients in one array; a client's rows are read when they are first asked for.
+
+    Several threads may share an object: two that read the same client write the same values.
+
+    Attributes:
+      first: int64 `[clients]`: the first row of each client.
+    """
+
+    def __init__(self, sizes: np.ndarray, model: Model, read: Callable[[np.ndarray], ClientExamples]):
+        """Reads nothing yet; `read` returns the examples of the clients at some places, one client after another."""
+        self._sizes, self._read = sizes, read
+        self.first = np.cumsum(sizes) - sizes
+        total = int(sizes.sum())
+        # Pages that are never written take no memory.
+        x, y = np.empty((total, *model.input_shape), np.float32), np.empty(total, model.label_dtype)
+        self._everything = ClientExamples(x, y)
+        self._is_read = np.zeros(len(sizes), bool)
+
+    def rows(self, chosen: np.ndarray) -> ClientExamples:
+        """Returns all rows, of which those of the clients at `chosen` have been read."""
+        missing = np.unique(chosen[~self._is_read[chosen]])
+        if len(missing):
+            read = self._read(missing)
+            counts = self._sizes[missing]
+            rows = np.repeat(self.first[missing], counts) + places_in_runs(counts)
+            self._everything.x[rows], self._everything.y[rows] = read.x, read.y
+            # Set last: another thread then finds the rows.
+            self._is_read[missing] = True
+        return self._everything
 
 
 def padded_sizes(num_examples: Sequence[int] | np.ndarray, model: Model) -> np.ndarray:
@@ -159,5 +207,8 @@ def padded_sizes(num_examples: Sequence[int] | np.ndarray, model: Model) -> np.n
     return bucket_sizes(num_examples, rows_of_a_call=_WEIGHTS_OF_A_CALL / model.num_parameters())
 
 
-def _pad(rows: np.ndarray, size: int) -> np.ndarray:
-    return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+def _padded_stack(rows: np.ndarray, first: np.ndarray, counts: np.ndarray, size: int) -> np.ndarray:
+    """Stacks runs of rows, padded with zeros: `[runs, size, ...]`; run i is `rows[first[i] : first[i] + counts[i]]`."""
+    stack = np.zeros((len(first), size, *rows.shape[1:]), rows.dtype)
+    stack[np.arange(size) < counts[:, np.newaxis]] = rows[np.repeat(first, counts) + places_in_runs(counts)]
+    return stack

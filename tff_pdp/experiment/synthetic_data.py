@@ -232,6 +232,15 @@ class SyntheticClients:
         """Counts a silo's synthetic examples, which are all for training."""
         return len(self.load(client_id, split).y)
 
+    def sizes(self, split: str) -> np.ndarray:
+        """Counts every silo's synthetic examples: int64 `[silos]`."""
+        return np.array([self.num_examples(client_id, split) for client_id in self.client_ids], np.int64)
+
+    def load_many(self, places: np.ndarray, split: str) -> ClientExamples:
+        """Returns the synthetic examples of the silos at `places`, one silo after another; errors are as in `load`."""
+        found = [self.load(self.client_ids[place], split) for place in places]
+        return ClientExamples(np.concatenate([one.x for one in found]), np.concatenate([one.y for one in found]))
+
     def load(self, client_id: str, split: str = "train") -> ClientExamples:
         """Returns a silo's synthetic examples; raises ValueError for any other split than `train`."""
         if split != "train":

@@ -6,7 +6,7 @@ clients at a time. If an algorithm makes models from small states, an export may
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Weights
 from tff_pdp.models.derived import SCALE, SHIFT
 from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, mean_arrays, nbytes
+from tff_pdp.training.client_store.states import to_columns
 
 
 class PersonalRows:
@@ -33,13 +34,14 @@ class PersonalRows:
       num_rows: number of rows, including the global model's row.
     """
 
-    def __init__(self, global_arrays: Arrays, num_clients: int, clients: Iterable[Arrays]):
-        """Reads the arrays of one client after another, and adds a row unless an earlier row has equal arrays.
+    def __init__(self, global_arrays: Arrays, num_clients: int, parts: Iterable[Arrays]):
+        """Reads the arrays of some clients after another, and adds a row for each client without an equal earlier one.
 
         Args:
           global_arrays: arrays of the global model, by name.
           num_clients: number of clients.
-          clients: arrays of each client by name, with the names, shapes and dtypes of `global_arrays`.
+          parts: arrays of successive clients, stacked along a first axis of clients, by name, with the names, dtypes
+            and, but for this axis, shapes of `global_arrays`.
 
         Raises:
           ValueError: names, shapes or dtypes differ, or the number of clients is not `num_clients`.
@@ -48,19 +50,30 @@ class PersonalRows:
         self.rows = np.full(num_clients, GLOBAL_ROW, np.int32)
         self._buffers: dict[str, np.ndarray] = {}
         # Keyed by arrays that differ from the global model, so that equal arrays are compared but never hashed.
-        known: dict[tuple[tuple[str, bytes], ...], int] = {(): GLOBAL_ROW}
-        everything = dict(self.shared)
-        for client, arrays in zip(range(num_clients), clients, strict=True):
-            own = {name: _like(everything, name, arrays) for name in {**everything, **arrays}}
+        known: dict[bytes, int] = {}
+        everything, start = dict(self.shared), 0
+        for part in parts:
+            own = {name: _like(everything, name, part) for name in {**everything, **part}}
             # By bits, not by value: zeros have a sign.
-            different = [name for name in own if not np.array_equal(_bytes(own[name]), _bytes(everything[name]))]
-            digests = [hashlib.blake2b(_bytes(own[name]).data, digest_size=16).digest() for name in different]
-            key = tuple(zip(different, digests, strict=True))
-            if key not in known:
-                known[key] = len(known)
-                self._write(known[key], own, different)
-            self.rows[client] = known[key]
-        self.num_rows = len(known)
+            different = {name: ~_equal_bits(array, everything[name]) for name, array in own.items()}
+            is_own = np.logical_or.reduce(list(different.values()))
+            if start + len(is_own) > num_clients:
+                raise ValueError(f"there are more clients than {num_clients}")
+            first, new = 1 + len(known), []
+            for client in np.flatnonzero(is_own).tolist():
+                key = _digest(own, different, client)
+                if key not in known:
+                    known[key] = 1 + len(known)
+                    new.append(client)
+                self.rows[start + client] = known[key]
+            if new:
+                self._write(first, own, different, new)
+            start += len(is_own)
+            # The next part is made while this one is in memory otherwise.
+            del part, own
+        if start != num_clients:
+            raise ValueError(f"there are {start} clients, not {num_clients}")
+        self.num_rows = 1 + len(known)
 
     @property
     def stacked(self) -> dict[str, np.ndarray]:
@@ -78,32 +91,49 @@ class PersonalRows:
         self.rows = np.arange(1, len(self.rows) + 1, dtype=np.int32)
         self.num_rows = len(self.rows) + 1
 
-    def _write(self, row: int, own: Arrays, different: Iterable[str]) -> None:
-        for name in different:
+    def _write(self, first: int, own: Arrays, different: Mapping[str, np.ndarray], new: Sequence[int]) -> None:
+        """Writes rows, from `first` on, of the clients `new` of a part `own`; `different` says which arrays differ."""
+        for name in [name for name, is_different in different.items() if is_different[new].any()]:
             if name not in self._buffers:
                 # Pages of the array that are never written take no memory.
-                buffer = np.empty([len(self.rows) + 1, *own[name].shape], own[name].dtype)
+                buffer = np.empty([len(self.rows) + 1, *own[name].shape[1:]], own[name].dtype)
                 # All earlier rows had the global model's values.
-                buffer[:row] = self.shared.pop(name)
+                buffer[:first] = self.shared.pop(name)
                 self._buffers[name] = buffer
         for name, buffer in self._buffers.items():
-            buffer[row] = own[name]
+            buffer[first : first + len(new)] = own[name][new]
 
 
 def _like(expected: Arrays, name: str, arrays: Arrays) -> np.ndarray:
     if name not in expected or name not in arrays:
         raise ValueError(f"{name!r} is not an array of every client and of the global model")
     array = np.asarray(arrays[name], order="C")
-    if (array.shape, array.dtype) != (expected[name].shape, expected[name].dtype):
+    if (array.shape[1:], array.dtype) != (expected[name].shape, expected[name].dtype):
         raise ValueError(
-            f"{name!r} is {array.dtype} {array.shape} for one client, but {expected[name].dtype} "
+            f"{name!r} is {array.dtype} {array.shape[1:]} for some clients, but {expected[name].dtype} "
             f"{expected[name].shape} for the global model"
         )
     return array
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    return array.reshape(-1).view(np.uint8)
+def _equal_bits(stack: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """Tells for each member of a stack `[n, ...]` whether it has the bits of `array`: bool `[n]`."""
+    size = array.nbytes
+    if not size:
+        return np.ones(len(stack), bool)
+    members = stack.reshape(len(stack), -1).view(np.uint8)
+    # Whole members are compared as one value each, without an array as large as the stack.
+    return members.view(f"V{size}").ravel() == array.reshape(-1).view(np.uint8).view(f"V{size}")
+
+
+def _digest(own: Arrays, different: Mapping[str, np.ndarray], client: int) -> bytes:
+    """Returns a digest of the names and bits of those of a client's arrays that differ from the global model's."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, is_different in different.items():
+        if is_different[client]:
+            digest.update(f"{name}\n".encode())
+            digest.update(own[name][client].reshape(-1).view(np.uint8).data)
+    return digest.digest()
 
 
 AUTO, PER_CLIENT = "auto", "per_client"
@@ -188,8 +218,7 @@ def from_states(trained: TrainedClients) -> PersonalModels:
 
     def own_arrays() -> Iterator[Arrays]:
         for numbers, states in trained.parts():
-            for number, state in zip(numbers, states, strict=True):
-                yield {**trained.scaling(number), **_flat(state, _STATE)}
+            yield {**trained.scalings_of(numbers), **_flat(to_columns(states), _STATE)}
 
     rows = PersonalRows(
         {**mean_arrays(trained.scalings), **_flat(first, _STATE)}, len(trained.client_ids), own_arrays()
@@ -241,12 +270,14 @@ def _are_worth_sharing(rows: PersonalRows) -> bool:
 
 
 def _noting(trained: TrainedClients, references: dict[str, Arrays]) -> Iterator[Arrays]:
-    """Yields each client's weights, and copies those of some clients into `references`."""
-    chosen = set(_reference_numbers(trained))
-    for number, weights in enumerate(trained.weights()):
-        if number in chosen:
-            references[trained.client_ids[number]] = {name: np.array(array) for name, array in weights.items()}
+    """Yields clients' weights in stacks, and copies those of some clients into `references`."""
+    chosen = np.array(_reference_numbers(trained), np.int64)
+    for numbers, weights in trained.weight_stacks():
+        for place in np.flatnonzero(np.isin(numbers, chosen)):
+            client_id = trained.client_ids[int(numbers[place])]
+            references[client_id] = {name: np.array(stack[place]) for name, stack in weights.items()}
         yield weights
+        del weights
 
 
 def _references(trained: TrainedClients, global_weights: Arrays) -> dict[str, Arrays]:

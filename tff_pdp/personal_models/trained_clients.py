@@ -11,7 +11,7 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.experiment.method import Method
 from tff_pdp.models.base import Model, Weights
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs
-from tff_pdp.training.client_store.states import places_in_parts
+from tff_pdp.training.client_store.states import places_in_parts, to_columns
 from tff_pdp.training.rounds import ready_states_of
 
 SHARED, INITIAL, MEAN = "the global model", "the untrained initial model", "the mean of the clients' personal models"
@@ -43,7 +43,7 @@ class TrainedClients:
     server_state: Any
     client_ids: Sequence[str]
     ready_states: Callable[[np.ndarray], Sequence[Any]]
-    personalise: Callable[[Sequence[Any]], Iterable[Weights]]
+    personalise: Callable[[Sequence[Any]], Sequence[Weights]]
     global_weights: Arrays | None
     scalings: Sequence[Arrays] = ()
     model_seed: int = 0
@@ -62,11 +62,19 @@ class TrainedClients:
         """Returns the number of clients' models that may be in memory at a time: from 1 to `at_most`."""
         return int(np.clip(_BYTES_AT_A_TIME // nbytes(self.model.init(0)), 1, at_most))
 
+    def weight_stacks(self) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
+        """Yields positions of some clients, int64 `[n]`, and the weights of their served models: `[n, ...]` by name.
+
+        Copy or drop the arrays before asking for the next.
+        """
+        for numbers, states in self.parts():
+            yield numbers, {**self.scalings_of(numbers), **as_arrays(to_columns(self.personalise(states)))}
+
     def weights(self) -> Iterator[dict[str, np.ndarray]]:
         """Yields the weights of each client's served model; copy or drop the arrays before asking for the next."""
-        for numbers, states in self.parts():
-            for number, weights in zip(numbers, self.personalise(states), strict=True):
-                yield {**self.scaling(number), **as_arrays(weights)}
+        for numbers, stacks in self.weight_stacks():
+            for place in range(len(numbers)):
+                yield {name: stack[place] for name, stack in stacks.items()}
 
     def weights_by_id(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the weights that `weights` yields, for all clients at once, by client id."""
@@ -78,6 +86,12 @@ class TrainedClients:
     def scaling(self, number: int) -> Arrays:
         """Returns `input/shift` and `input/scale` of the client at position `number`; empty without scaling."""
         return self.scalings[number] if self.scalings else {}
+
+    def scalings_of(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns `input/shift` and `input/scale` of the clients at positions `numbers`, stacked; empty without any."""
+        if not self.scalings:
+            return {}
+        return {name: np.stack([self.scalings[number][name] for number in numbers]) for name in self.scalings[0]}
 
     def served_global_weights(self, *, is_divided: bool = False) -> dict[str, np.ndarray]:
         """Returns the served model's weights for unknown clients; input scalings are the mean of the clients' scalings.

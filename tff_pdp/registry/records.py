@@ -7,7 +7,9 @@ by its name, which identifies a person and a window in time.
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,11 +17,14 @@ import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import MANIFEST_FILE, SPLITS, Manifest
+from tff_pdp.data.shards import places_in_runs
 
 KEY_BYTES = 32
 # A file has eight bytes of digest for each record and each client. Two different records have the same digest with a
 # probability of 2**-64, and then count as one: an overlap may be found where there is none, but none is missed.
 _DIGEST = np.dtype("<u8")
+# Number of examples whose digests are computed together.
+_EXAMPLES_AT_A_TIME = 1 << 16
 # Options of a job that decide which records there are and in which files, but not the content of a record.
 _NOT_FORM = frozenset(
     {
@@ -123,14 +128,15 @@ class RecordKey:
         """Computes digests of examples from features, float32 `[examples, ...]`; returns uint64 `[examples]`."""
         # Minus zero is zero.
         rows = np.ascontiguousarray(x, "<f4") + np.float32(0)
-        return self._digests((row.tobytes() for row in rows), b"record")
+        everything, width = rows.tobytes(), rows.itemsize * math.prod(rows.shape[1:])
+        return self._digests([everything[row * width : (row + 1) * width] for row in range(len(rows))], b"record")
 
     def rows(self, names: np.ndarray) -> np.ndarray:
         """Computes digests of rows of contact graphs from row names, `S32` `[rows]`; returns uint64 `[rows]`."""
         return self._digests(names.tolist(), b"row")
 
     def _digests(self, contents: Iterable[bytes], purpose: bytes) -> np.ndarray:
-        joined = b"".join(self._digest(content, purpose, _DIGEST.itemsize) for content in contents)
+        joined = b"".join([self._digest(content, purpose, _DIGEST.itemsize) for content in contents])
         return np.frombuffer(joined, _DIGEST).astype(np.uint64)
 
     def _digest(self, content: bytes, purpose: bytes, size: int) -> bytes:
@@ -169,22 +175,43 @@ def records_of_clients(
     not_form = _NOT_FORM_OF_ROWS if is_seeded else _NOT_FORM
     form: dict[str, Any] = {name: value for name, value in manifest.parameters.items() if name not in not_form}
     features = dataclasses.asdict(manifest.features)
-    parts = [
-        [
-            key.rows(dataset.example_ids(client_id, split))
-            if is_rows
-            else key.examples(dataset.load(client_id, split).x)
-            for split in splits
-        ]
-        for client_id in client_ids
-    ]
+    digests_of = _digests_of_rows if is_rows else _digests_of_examples
+    sizes, digests = digests_of(key, dataset, client_ids, splits)
     return Records(
         dataset="",
         form=key.name("form", json.dumps([features, form], sort_keys=True).encode()),
         sources=tuple(sorted({key.name("source", source.encode()) for source in _raw_files(manifest)})),
         are_named=manifest.parameters.get("source") not in _ARTIFICIAL,
-        **_grouped(key, client_ids, [np.concatenate(own) for own in parts]),
+        **_grouped(key, client_ids, sizes, digests),
     )
+
+
+def _digests_of_rows(
+    key: RecordKey, dataset: ClientDataset, client_ids: Sequence[str], splits: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of each client's rows, and the rows' digests, client by client and split by split."""
+    parts = [[key.rows(dataset.example_ids(client_id, split)) for split in splits] for client_id in client_ids]
+    sizes = np.array([sum(map(len, own)) for own in parts], np.int64)
+    return sizes, np.concatenate([np.zeros(0, np.uint64), *itertools.chain.from_iterable(parts)])
+
+
+def _digests_of_examples(
+    key: RecordKey, dataset: ClientDataset, client_ids: Sequence[str], splits: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the number of each client's examples, and the examples' digests, ordered as in `_digests_of_rows`."""
+    position = {client_id: place for place, client_id in enumerate(dataset.client_ids)}
+    places = np.array([position[client_id] for client_id in client_ids], np.int64)
+    sizes = np.stack([dataset.sizes(split)[places] for split in splits], axis=1)
+    stops = sizes.cumsum().reshape(sizes.shape)
+    digests = np.empty(sizes.sum(), np.uint64)
+    for number, split in enumerate(splits):
+        # A client that is larger is read alone.
+        parts = sizes[:, number].cumsum() // _EXAMPLES_AT_A_TIME
+        for part in np.split(np.arange(len(places)), np.flatnonzero(np.diff(parts)) + 1):
+            counts = sizes[part, number]
+            rows = np.repeat(stops[part, number] - counts, counts) + places_in_runs(counts)
+            digests[rows] = key.examples(dataset.load_many(places[part], split).x)
+    return sizes.sum(axis=1), digests
 
 
 def _raw_files(manifest: Manifest) -> list[str]:
@@ -198,12 +225,13 @@ def _raw_files(manifest: Manifest) -> list[str]:
 
 def records_of_examples(key: RecordKey, client_ids: Sequence[str], features: Sequence[np.ndarray]) -> Records:
     """Computes digests of examples outside a data set; `features` has float32 `[examples, ...]` for each client."""
-    return Records("", "", (), **_grouped(key, client_ids, [key.examples(x) for x in features]))
+    digests = np.concatenate([np.zeros(0, np.uint64), *map(key.examples, features)])
+    return Records("", "", (), **_grouped(key, client_ids, np.array(list(map(len, features)), np.int64), digests))
 
 
-def _grouped(key: RecordKey, client_ids: Sequence[str], digests: Sequence[np.ndarray]) -> dict[str, Any]:
+def _grouped(key: RecordKey, client_ids: Sequence[str], sizes: np.ndarray, digests: np.ndarray) -> dict[str, Any]:
     return {
         "clients": key.clients(client_ids),
-        "first": np.cumsum([0, *map(len, digests)]).astype(np.int64),
-        "digests": np.concatenate([np.zeros(0, np.uint64), *digests]),
+        "first": np.concatenate([[0], sizes.cumsum()]).astype(np.int64),
+        "digests": digests,
     }

@@ -24,6 +24,7 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.synthetic_data import synthetic_images
 from tff_pdp.files import replace_text
+from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import MethodFacts
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, SyntheticImages, json_safe
 from tff_pdp.reports.html import write_report
@@ -45,7 +46,7 @@ from tff_pdp.training.counted import enter_finished
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
-from tff_pdp.training.rounds import evaluate_clients, ready_states, warning_of
+from tff_pdp.training.rounds import client_metrics, ready_states, warning_of
 from tff_pdp.training.run_folder import read_metrics
 
 
@@ -96,7 +97,7 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
         stack.enter_context(experiment_engine(config))
         for name, (method, state) in trained.items():
             test, train = method.examples("test"), method.examples("train")
-            metrics[name] = evaluate_clients(method, state, test, train)
+            metrics[name] = client_metrics(method, state, test, train)
             pooled[name] = pooled_figures(method, state, test, train)
     report = _report(config, list(trained.values()), metrics, pooled)
     write_report(report, Path(config.output) / "report.html")
@@ -198,15 +199,12 @@ def _algorithm_result(
     config: ExperimentConfig, facts: MethodFacts, method: Method, state: Checkpoint, metrics: Any
 ) -> AlgorithmResult:
     metric, clients = method.model.metric, method.clients
-    personal = [float(client["personal"][metric.example_name]) for client in metrics.values()]
-    shared = [float(client["global"][metric.example_name]) for client in metrics.values() if "global" in client]
+    personal, shared = (_measured(metrics, kind, metric) for kind in ("personal", "global"))
     history = read_metrics(config.algorithm_folder(facts.name))
     return AlgorithmResult(
         facts=facts,
         mean=mean_over_silos(personal),
-        mean_over_examples=mean_over_examples(
-            personal, [clients.num_examples(client_id, "test") for client_id in metrics]
-        ),
+        mean_over_examples=mean_over_examples(personal, clients.sizes("test").tolist()),
         worst_decile=worst_decile(personal, metric),
         spread=spread(personal),
         shared_mean=mean_over_silos(shared) if shared else None,
@@ -217,19 +215,25 @@ def _algorithm_result(
     )
 
 
+def _measured(metrics: Any, kind: str, metric: Metric) -> list[float]:
+    """Returns each client's value of a metric; an empty list if there are no metrics of this kind."""
+    return metrics[kind][metric.example_name].tolist() if kind in metrics else []
+
+
 def _scores(method: Method, metrics: Any) -> tuple[ClientScores, ...]:
-    measured = method.model.metric.example_name
+    metric, client_ids = method.model.metric, method.clients.client_ids
+    personal = {name: _measured(own, "personal", metric) for name, own in metrics.items()}
+    shared = {name: _measured(own, "global", metric) or [None] * len(client_ids) for name, own in metrics.items()}
     return tuple(
         ClientScores(
             id=client_id,
-            num_test=method.clients.num_examples(client_id, "test"),
-            personal={name: float(rows[client_id]["personal"][measured]) for name, rows in metrics.items()},
-            shared={
-                name: float(rows[client_id]["global"][measured]) if "global" in rows[client_id] else None
-                for name, rows in metrics.items()
-            },
+            num_test=num_test,
+            personal={name: values[place] for name, values in personal.items()},
+            shared={name: values[place] for name, values in shared.items()},
         )
-        for client_id in method.clients.client_ids
+        for place, (client_id, num_test) in enumerate(
+            zip(client_ids, method.clients.sizes("test").tolist(), strict=True)
+        )
     )
 
 

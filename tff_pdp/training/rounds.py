@@ -152,21 +152,31 @@ def ready_states_of(
     return method.process.adapt(state.server_state, states, train_data.select(places), params)
 
 
+def client_metrics(
+    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns clients' exact `personal` and `global` metrics on `data`; not private. Needs an engine.
+
+    Each metric is an array `[clients]`, in the order of `state.client_ids`. The model's own metric has the key
+    `example_name` of the metric. The value is NaN for a client without examples; a ranking metric is also NaN for a
+    client without positive examples. `train_data` has training examples, for users that adapt before predictions.
+    """
+    parts = []
+    for places, states in ready_states(method, state, train_data):
+        own_data = data if isinstance(data, ClientValues) else data.select(places)
+        parts.append(to_columns(method.process.evaluate(state.server_state, states, own_data)))
+    return tf.nest.map_structure(lambda *columns: np.concatenate(columns), *parts)
+
+
 def evaluate_clients(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """Returns each client's exact `personal` and `global` metrics on `data`, by id; not private. Needs an engine.
-
-    The model's own metric has the key `example_name` of the metric. The value is NaN for a client without examples; a
-    ranking metric is also NaN for a client without positive examples. `train_data` has training examples, for users
-    that adapt before predictions.
-    """
-    found: dict[str, Mapping[str, Any]] = {}
-    for places, states in ready_states(method, state, train_data):
-        own_data = data if isinstance(data, ClientValues) else data.select(places)
-        metrics = method.process.evaluate(state.server_state, states, own_data)
-        found.update(zip((state.client_ids[place] for place in places), metrics, strict=True))
-    return found
+    """Returns the metrics of `client_metrics` by client id: for `personal` and `global`, each metric by its name."""
+    columns = client_metrics(method, state, data, train_data)
+    return {
+        client_id: {kind: {name: column[place] for name, column in own.items()} for kind, own in columns.items()}
+        for place, client_id in enumerate(state.client_ids)
+    }
 
 
 def _observed(state: Checkpoint) -> Observed:

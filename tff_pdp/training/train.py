@@ -35,7 +35,7 @@ from tff_pdp.training.record.releases import (
     set_aside,
     surroundings_of,
 )
-from tff_pdp.training.rounds import evaluate_clients, first_state, run_round, warning_of
+from tff_pdp.training.rounds import client_metrics, first_state, run_round, warning_of
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
     append_metrics,
@@ -188,6 +188,6 @@ def _validation_metrics(
     method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues
 ) -> dict[str, Any]:
     metric = method.model.metric
-    clients = evaluate_clients(method, state, data, train_data).values()
-    mean = mean_over_silos(float(client["personal"][metric.example_name]) for client in clients)
+    personal = client_metrics(method, state, data, train_data)["personal"][metric.example_name]
+    mean = mean_over_silos(personal.tolist())
     return {"metric": metric.name, "higher_is_better": metric.higher_is_better, "mean": json_safe(mean)}

@@ -1,7 +1,11 @@
 """LEAF's split form: folders train and test, divided by sample or by user, and what is wrong in one of them."""
 
+import numpy as np
 import pytest
 
+from beam_pipelines.dataset import clients
+from beam_pipelines.dataset.job import run_dataset_job
+from beam_pipelines.sources import leaf
 from beam_pipelines.sources.leaf import list_sources, pair_files
 from tests.beam_pipelines.conftest import contents, dead_letters, make_leaf, make_user, run_leaf
 from tests.rounding import gamma
@@ -145,3 +149,47 @@ def test_a_link_to_nothing_is_not_passed_over(write_leaf):
     (folder / "b.json").symlink_to(folder / "annex")
     with pytest.raises(DataError, match=r"b\.json: a link to .*annex, which does not exist; fetch the file"):
         list_sources(folder)
+
+
+def test_many_small_files_are_read_by_few_tasks_and_make_the_same_dataset(write_leaf, options, tmp_path, monkeypatch):
+    users = {f"user {number:03d}": make_user(number) for number in range(200)}
+    folder = write_leaf(make_leaf(users))
+    one = run_leaf(options())
+    (folder / "all_data_0.json").unlink()
+    for number, (name, data) in enumerate(users.items()):
+        write_leaf(make_leaf({name: data}), f"all_data_{number:03d}.json")
+    sizes = []
+    monkeypatch.setattr(
+        clients, "run_dataset_job", lambda job, own: sizes.append(job.stages[0].tasks) or run_dataset_job(job, own)
+    )
+    many = run_leaf(options(output=tmp_path / "many"))
+    # 200 / 64 is a little more than 3.
+    assert list(map(len, sizes[0])) == [3] * 66 + [2]
+    assert [name for task in sizes[0] for name in task] == [f"all_data_{number:03d}.json" for number in range(200)]
+    for shard in one.manifest.shards:
+        assert (many.output / shard.name).read_bytes() == (one.output / shard.name).read_bytes()
+    assert many.manifest.clients == one.manifest.clients
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [[1, 0.5], [0, 3]],
+        [[], []],
+        [],
+        [[1], [2, 3]],
+        [[1, True]],
+        [[1, None]],
+        [[10**400, 1]],
+        [[1e300, -1e300], [float("nan"), float("inf")]],
+        [[2**63, 10**30]],
+        [1, 2],
+    ],
+)
+def test_examples_are_packed_together_as_one_by_one(x):
+    packed, expected = leaf._pack_examples([("x", x)])["x"], [leaf._pack_example(one) for one in x]
+    assert len(packed) == len(expected)
+    for own, other in zip(packed, expected, strict=True):
+        assert type(own) is type(other)
+        np.testing.assert_array_equal(own, other)
+        assert not isinstance(own, np.ndarray) or (own.dtype, own.shape) == (np.float32, other.shape)
