@@ -3,8 +3,10 @@
 `ClientIndex` says where in the shards each client's examples lie.
 """
 
+import copy
 import dataclasses
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from tff_pdp.data.manifest import INDEX_FILE, MANIFEST_FILE, SPLITS, FileRecord, Manifest
-from tff_pdp.data.shards import ShardFiles, places_in_runs, read_example_ids, read_examples
+from tff_pdp.data.manifest import INDEX_FILE, MANIFEST_FILE, SPLITS, SUCCESS_FILE, FileRecord, Manifest
+from tff_pdp.data.shards import ShardFiles, is_url, places_in_runs, read_example_ids, read_examples
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 
@@ -117,6 +119,7 @@ class ClientDataset:
         self.client_ids: tuple[str, ...] = tuple(sorted(manifest.clients))
         self._files = ShardFiles(path, [shard.name for shard in manifest.shards])
         self._index = index
+        self._kept: object = None
         self._positions = {client_id: position for position, client_id in enumerate(self.client_ids)}
 
     @classmethod
@@ -124,12 +127,14 @@ class ClientDataset:
         """Opens a dataset; reads the manifest and the index, but no examples.
 
         Args:
-          path: the dataset's folder.
-          verify: whether to read every shard, and compare its sha256 with the manifest.
+          path: the dataset's folder, or its fsspec URL, such as `s3://bucket/clients`.
+          verify: whether to read every shard, and compare its sha256 with the manifest; for a folder only.
 
         Raises:
           DataError: the dataset is missing, unfinished, of another format version, or not as the manifest says.
         """
+        if is_url(path):
+            return _open_url(str(path))
         root = Path(path)
         # Taken before anything is read, so that a folder that is replaced meanwhile is noticed.
         identity = _identity_of(root)
@@ -138,6 +143,12 @@ class ClientDataset:
             _check_file(root, expected)
         index = ClientIndex.read(root / INDEX_FILE, sorted(manifest.clients), len(manifest.shards))
         return cls(root, manifest, index, identity)
+
+    def with_files(self, files: ShardFiles, kept: object) -> "ClientDataset":
+        """Returns the dataset with shards elsewhere; `kept` lives as long as the dataset."""
+        moved = copy.copy(self)
+        moved._files, moved._kept = files, kept
+        return moved
 
     def num_examples(self, client_id: str, split: str) -> int:
         """Counts the examples of a client in a split.
@@ -233,6 +244,21 @@ class ClientDataset:
         if client_id not in self._positions:
             raise DataError(f"{self.path}: no client {client_id!r} among its {len(self.client_ids)} clients")
         return self._positions[client_id]
+
+
+def _open_url(url: str) -> ClientDataset:
+    """Opens a dataset at an fsspec URL: manifest and index are copied here, shards are read where they are."""
+    import fsspec.core  # Only workers of other machines need it.
+
+    system, root = fsspec.core.url_to_fs(url)
+    copies = tempfile.TemporaryDirectory(prefix="tff_pdp_clients_")
+    try:
+        for name in (MANIFEST_FILE, INDEX_FILE, SUCCESS_FILE):
+            (Path(copies.name) / name).write_bytes(system.cat_file(f"{root}/{name}"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{url}: no finished client dataset can be read there ({error})") from error
+    dataset = ClientDataset.open(copies.name)
+    return dataset.with_files(ShardFiles(url, [shard.name for shard in dataset.manifest.shards]), copies)
 
 
 # Number, size and time of writing of the manifest's file.

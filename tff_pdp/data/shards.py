@@ -27,17 +27,17 @@ class ShardFiles:
     fork could copy in the locked state.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str]):
+    def __init__(self, folder: Path | str, names: Sequence[str]):
         """Sets the names of the shards; opens no shard yet.
 
         Args:
-          folder: folder of the dataset.
+          folder: folder of the dataset, or its fsspec URL.
           names: names of the shards, relative to the folder; a shard's number is its position in `names`.
         """
         self._folder, self._names = folder, tuple(names)
-        self._paths = [str(folder / name) for name in names]
+        self._paths = [f"{str(folder).rstrip('/')}/{name}" for name in names]
         # A reader holds the file, so a file that the cache drops meanwhile is closed after the read.
-        self._open = functools.lru_cache(_OPEN_FILES)(_OpenFile)
+        self._open = functools.lru_cache(_OPEN_FILES)(_UrlFile if is_url(folder) else _OpenFile)
 
     def __reduce__(self):
         return ShardFiles, (self._folder, self._names)
@@ -53,11 +53,10 @@ class ShardFiles:
           DataError: the shard cannot be read.
         """
         try:
-            file = self._open(self._paths[shard])
-            return read_at(file.descriptor, offset, nbytes)
+            return self._open(self._paths[shard]).read(offset, nbytes)
         except OSError as error:
             raise DataError(
-                f"{self.path(shard)}: cannot be read ({error.strerror}); restore it or prepare the data again"
+                f"{self.path(shard)}: cannot be read ({error.strerror or error}); restore it or prepare the data again"
             ) from error
 
 
@@ -70,6 +69,26 @@ class _OpenFile:
     def __del__(self):
         if hasattr(self, "descriptor"):
             os.close(self.descriptor)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return read_at(self.descriptor, offset, nbytes)
+
+
+class _UrlFile:
+    """A file at an fsspec URL, which is read by requests for ranges of bytes."""
+
+    def __init__(self, url: str):
+        import fsspec.core  # Only workers of other machines need it.
+
+        self._system, self._path = fsspec.core.url_to_fs(url)
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        return self._system.cat_file(self._path, offset, offset + nbytes)
+
+
+def is_url(path: object) -> bool:
+    """Checks if a path is an fsspec URL, such as `s3://bucket/clients`."""
+    return "://" in str(path)
 
 
 def read_examples(features: FeatureSpec, files: ShardFiles, extents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

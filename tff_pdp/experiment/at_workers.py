@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from tff_pdp.data.client_dataset import ClientDataset
+from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.digests import Prefix, prefix_of
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.far_values import FarValues
+from tff_pdp.errors import DataError
 from tff_pdp.experiment.before_training import SiloReleases
 from tff_pdp.experiment.config import ExperimentConfig, experiment_of
 from tff_pdp.experiment.examples import Examples
@@ -33,6 +36,7 @@ class Setup:
       name: name of the method in the experiment.
       folder: working folder of the head, to which paths in the experiment are relative.
       clients: folder or fsspec URL of the client dataset; empty for the experiment's own folder.
+      manifest: digest of the client dataset's manifest.
       releases: what silos have released before training.
       build_method: the function of that name, which a worker imports by its name.
     """
@@ -41,6 +45,7 @@ class Setup:
     name: str
     folder: str
     clients: str
+    manifest: Prefix
     releases: SiloReleases
     build_method: Callable[..., Method]
 
@@ -49,7 +54,9 @@ class Setup:
         if os.path.isdir(self.folder):
             os.chdir(self.folder)
         config = experiment_of(dict(self.config), "the experiment that the head has sent")
-        clients = ClientDataset.open(self.clients) if self.clients else None
+        clients = ClientDataset.open(self.clients or config.clients_folder)
+        if prefix_of(clients.path / MANIFEST_FILE) != self.manifest:
+            raise DataError(f"{self.clients or config.clients_folder} is another client dataset than that of the head")
         return self.build_method(config, self.name, clients=clients, releases=self.releases)
 
 
@@ -264,4 +271,7 @@ def at_workers(
     """
     content = config.to_dict()
     workers = content["training"].pop("workers")
-    return DIRECTORY.place(method, Setup(content, name, os.getcwd(), workers["clients"], releases, build_method))
+    manifest = prefix_of(method.clients.path / MANIFEST_FILE)
+    return DIRECTORY.place(
+        method, Setup(content, name, os.getcwd(), workers["clients"], manifest, releases, build_method)
+    )

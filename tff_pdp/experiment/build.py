@@ -394,7 +394,7 @@ def _inputs_hash(
     config: ExperimentConfig, clients: ClientDataset, model: Model, releases: SiloReleases, plan: PrivacyPlan
 ) -> str:
     """Returns a digest of all that decides training besides the configuration's own text."""
-    digest = hashlib.sha256((config.clients_folder / MANIFEST_FILE).read_bytes())
+    digest = hashlib.sha256((clients.path / MANIFEST_FILE).read_bytes())
     # What a client draws depends on the size its data are padded to.
     digest.update(padded_sizes(clients.sizes("train"), model).tobytes())
     digest.update(releases.digest().encode())
