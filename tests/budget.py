@@ -57,6 +57,9 @@ def group_of(item) -> str:
     path = item.nodeid.partition("::")[0]
     if isinstance(item, pytest.DoctestItem):
         return f"doctests of {path.partition('/')[0]}"
+    if path.startswith("tests/workers/"):
+        # Workers of one cluster take most of a minute to start.
+        return "tests/workers/"
     if path.startswith("tests/contract/") and hasattr(item, "callspec"):
         algorithm = item.callspec.params.get("built", item.callspec.params.get("name"))
         if isinstance(algorithm, str):

@@ -28,7 +28,7 @@ def test_noised_training_that_may_use_a_gpu_has_them(switched, device):
         {"training.device": "cpu"},
         {"training.deterministic_operations": False},
         {"training.engine": "native"},
-        {"privacy": {"kind": "none", "unit": "silo_example", "batch_size": 8}},
+        {"privacy": {"kind": "none", "unit": "silo", "batch_size": 8}},
     ],
     ids=str,
 )

@@ -5,10 +5,12 @@ import hashlib
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.places import DEMO
 from tests.training.record.whole_runs import SYNTHETIC
+from tests.training.stopping import stop_before as stop
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.training.client_store.states import close_states, is_store, open_states, to_columns
@@ -85,8 +87,16 @@ def experiment_of(clients: Path, output: Path, name: str, workers: int = 0, **ov
     return load_experiment(DEMO, {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}})
 
 
-def trained(config, name, **options) -> str:
-    """Trains a method; returns the digest of all that is left: all weights, all states of clients, the ledger."""
+def trained(config, name, *, stop_before=None, **options) -> str:
+    """Trains a method; returns the digest of all that is left: all weights, all states of clients, the ledger.
+
+    With `stop_before`, the training fails before this round, and there is no digest.
+    """
+    if stop_before is not None:
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError):
+            stop(patch, stop_before)
+            train(config, name, progress=False, **options)
+        return ""
     state = train(config, name, progress=False, **options)
     states, found = state.client_states, hashlib.sha256()
     if is_store(states):

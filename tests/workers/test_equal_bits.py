@@ -1,24 +1,43 @@
 """A training has the same bits for any number of workers, and for none."""
 
+import functools
+
 import pytest
 
-from tests.tiers import parameters
 from tests.workers.runs import ALGORITHMS, experiment_of, trained
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("lent_workers")]
 
 
+# What `make test` and `make test-all` run of all combinations; `make test-hurt` runs the others.
+QUICK = [("mr_mtl", "loop", 2), ("centaur", "vectorized", 2)]
+ALL = [*QUICK, *((name, "loop", 2) for name in ALGORITHMS), ("mr_mtl", "loop", 1), ("mr_mtl", "loop", 4)]
+EVERY = [(name, way, number) for name in ALGORITHMS for way in ("loop", "vectorized") for number in (1, 2, 4)]
+
+
+@pytest.fixture(scope="module")
+def without_workers(clients, tmp_path_factory):
+    """A function: the digest of a training without workers."""
+
+    @functools.cache
+    def of(name, parallelism):
+        return trained(experiment_of(clients, tmp_path_factory.mktemp("here"), name, **settings(parallelism)), name)
+
+    return of
+
+
+def settings(parallelism):
+    # Parts of three clients, so that there are as many parts as workers.
+    return {"training__client_parallelism": parallelism, "training__clients_per_call": 3}
+
+
 @pytest.mark.parametrize(
-    ("name", "parallelism"),
-    parameters(
-        [(name, way) for name in ALGORITHMS for way in ("loop", "vectorized")],
-        test=[("mr_mtl", "loop"), ("centaur", "vectorized")],
-    ),
+    ("name", "parallelism", "workers"),
+    [
+        pytest.param(*one, marks=() if one in QUICK else pytest.mark.all if one in ALL else pytest.mark.hurt)
+        for one in EVERY
+    ],
 )
-def test_digests_are_equal_for_any_number_of_workers(clients, tmp_path, name, parallelism):
-    settings = {"training__client_parallelism": parallelism, "training__clients_per_call": 3}
-    digests = {
-        number: trained(experiment_of(clients, tmp_path / f"{number}", name, number, **settings), name)
-        for number in (0, 1, 2, 4)
-    }
-    assert len(set(digests.values())) == 1, digests
+def test_digests_are_equal_for_any_number_of_workers(clients, tmp_path, without_workers, name, parallelism, workers):
+    config = experiment_of(clients, tmp_path / "run", name, workers, **settings(parallelism))
+    assert trained(config, name) == without_workers(name, parallelism)
