@@ -16,8 +16,6 @@ def cluster():
     """A Ray cluster of this machine, on which engines start their workers; ended with the tests."""
     import ray
 
-    from tff_pdp.engines.ray_workers import pool  # noqa: F401 - sets what Ray reads when it is imported.
-
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**29)
     yield
     ray.shutdown()

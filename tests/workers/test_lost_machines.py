@@ -47,8 +47,6 @@ def test_killed_nodes_change_nothing(clients, tmp_path, undisturbed, monkeypatch
     import ray
     from ray.cluster_utils import Cluster
 
-    from tff_pdp.engines.ray_workers import pool  # noqa: F401 - sets what Ray reads when it is imported.
-
     before = ray_processes()
     draw = random.Random(0)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.far_values import Recipe
@@ -169,9 +170,12 @@ class ByValue:
 
     def load(self, host: Any, rows: np.ndarray, member_type: Any) -> ClientValues:
         """Returns the values of some clients."""
-        import tensorflow as tf
-
         chosen = [tuple(map(tf.constant, self.members[row])) for row in rows]
         return ClientValues(
             member_type, [ClientGroup(np.array([place]), leaves, False) for place, leaves in enumerate(chosen)]
         )
+
+
+def groups_of(answers: Sequence[tuple[Chunk, list[np.ndarray], bool]]) -> list[ClientGroup]:
+    """Returns the groups of clients' values that workers have sent."""
+    return [ClientGroup(chunk, tuple(map(tf.constant, leaves)), stacked) for chunk, leaves, stacked in answers]

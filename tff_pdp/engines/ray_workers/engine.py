@@ -2,8 +2,11 @@
 
 import functools
 import itertools
+import os
+import secrets
+import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,10 +29,12 @@ from tff_pdp.engines.ray_workers.calls import (
     PoolOptions,
     Request,
     Writer,
+    groups_of,
 )
-from tff_pdp.engines.ray_workers.part_runner import groups_of
-from tff_pdp.engines.ray_workers.pool import Pool
 from tff_pdp.settings import ClientParallelism
+
+if TYPE_CHECKING:
+    from tff_pdp.engines.ray_workers.pool import Pool
 
 
 class RayEngine(InProcessEngine):
@@ -74,6 +79,9 @@ class RayEngine(InProcessEngine):
         self._directory = directory
         self._setups: dict[str, Any] = {}
         self._numbers = itertools.count()
+        _set_up_ray(options)
+        from tff_pdp.engines.ray_workers.pool import Pool  # Imports Ray.
+
         self.pool = Pool(build_host, options)
 
     @property
@@ -132,6 +140,16 @@ class RayEngine(InProcessEngine):
         return self._setups[key]
 
 
+def _set_up_ray(options: PoolOptions) -> None:
+    """Sets what Ray reads when it is imported."""
+    # Workers without GPUs are told to use the CPU, so that Ray need not hide GPUs from them.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if not options.address and "ray" not in sys.modules:
+        # Who can send requests to Ray can run code: a cluster of this machine takes requests with this token alone.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
 # Number of clients in a timed trial, as in one process.
 _TRIAL_CLIENTS = 32
 
@@ -139,7 +157,7 @@ _TRIAL_CLIENTS = 32
 class _FarClients:
     """Has the clients of one call computed by the workers."""
 
-    def __init__(self, pool: Pool, program: LoadedProgram, call: Call, own: Mapping[str, ClientValues]):
+    def __init__(self, pool: "Pool", program: LoadedProgram, call: Call, own: Mapping[str, ClientValues]):
         self._pool, self._program, self._call = pool, program, call
         self.num_clients = len(next(iter(own.values())))
         self.values = dict(own)
@@ -180,8 +198,8 @@ class _FarClients:
 
 
 def _compact(leaf: np.ndarray) -> np.ndarray | Filled:
-    first = leaf.flat[0] if leaf.size else None
+    if leaf.size < 2 or leaf.dtype.kind not in "biuf":
+        return leaf
     # Bits are compared, so that zeros keep their sign.
-    if leaf.size > 1 and leaf.dtype.kind in "biuf" and leaf.tobytes() == np.full_like(leaf, first).tobytes():
-        return Filled(np.asarray(first, leaf.dtype), leaf.shape)
-    return leaf
+    bits = np.ascontiguousarray(leaf).reshape(-1).view(f"u{leaf.dtype.itemsize}")
+    return Filled(leaf.flat[0], leaf.shape) if (bits == bits[0]).all() else leaf

@@ -9,7 +9,7 @@ import numpy as np
 import ray
 import tensorflow as tf
 
-from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.far_values import Recipe
 from tff_pdp.engines.inprocess.clients import arrange
 from tff_pdp.engines.inprocess.engine import InProcessEngine
@@ -186,8 +186,3 @@ def _positions(chunks: Sequence[Chunk]) -> np.ndarray:
 
 def _num_bytes(leaf: Any) -> int:
     return int(np.prod(leaf.shape)) * leaf.dtype.size
-
-
-def groups_of(answers: Sequence[tuple[Chunk, list[np.ndarray], bool]]) -> list[ClientGroup]:
-    """Returns the groups of clients' values that workers have sent."""
-    return [ClientGroup(chunk, tuple(map(tf.constant, leaves)), stacked) for chunk, leaves, stacked in answers]

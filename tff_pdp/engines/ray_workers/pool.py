@@ -6,14 +6,11 @@ first answer for a part is used, and others are ignored.
 
 import dataclasses
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# Read when Ray is imported: workers without GPUs are told to use the CPU, and Ray need not hide GPUs from them.
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 import ray.exceptions
 
@@ -278,6 +275,7 @@ def _connect(options: PoolOptions) -> None:
         else:
             # More workers than cores are for trials.
             ray.init(
+                _node_ip_address="127.0.0.1",
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,

@@ -8,6 +8,7 @@ newest state. Indexes are saved with checkpoints; files that no saved index need
 import dataclasses
 import hashlib
 import re
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,11 +52,13 @@ class StatesRecipe:
     """Makes states from their places: reads the files of a store.
 
     Attributes:
+      store: random name of the store, which no other store has.
       root: folder or fsspec URL of the files.
       layout: layout of a state, as text.
       default: a state before its first write, as bytes.
     """
 
+    store: str
     root: str
     layout: str
     default: bytes
@@ -104,7 +107,7 @@ class StatesRecipe:
         if not len(rows) or not rows[0] or rows[0] & (1 << _ROW_BITS) - 1:
             return None
         first = int(rows[0])
-        return _key(self.root, first) if np.array_equal(rows, np.arange(first, first + len(rows))) else None
+        return _key(self.store, first) if np.array_equal(rows, np.arange(first, first + len(rows))) else None
 
     def _read_file(self, name: str, numbers: np.ndarray, size: int) -> list[bytes]:
         system, root = fsspec.core.url_to_fs(self.root)
@@ -124,9 +127,9 @@ class StatesRecipe:
         return list(rows)
 
 
-def _key(root: str, place: int) -> tuple[Any, ...]:
+def _key(store: str, place: int) -> tuple[Any, ...]:
     file = place >> _ROW_BITS
-    return root, file >> _PART_BITS, file & (1 << _PART_BITS) - 1
+    return store, file >> _PART_BITS, file & (1 << _PART_BITS) - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,12 +137,14 @@ class StateWriter:
     """Writes the states of one round's parts.
 
     Attributes:
+      store: random name of the store.
       root: folder or fsspec URL of the files.
       layout: layout of a state, as text.
       round_number: the round.
       attempt: number of times that rounds were drawn anew.
     """
 
+    store: str
     root: str
     layout: str
     round_number: int
@@ -161,7 +166,7 @@ class StateWriter:
 
     def key(self, part: int) -> tuple[Any, ...]:
         """Returns the key by which a worker finds the states again."""
-        return _key(self.root, _place_of(self.round_number, self.attempt, part))
+        return _key(self.store, _place_of(self.round_number, self.attempt, part))
 
 
 class StateFiles:
@@ -196,7 +201,7 @@ class StateFiles:
           folder: folder of the new store, which must not exist before.
           default: state that clients have before their first write.
           num_clients: number of clients.
-          root: fsspec URL of the files with states; by default, the folder itself.
+          root: fsspec URL below which the store has a folder of its own; by default, the folder `folder` itself.
 
         Raises:
           DataError: the folder exists.
@@ -206,11 +211,20 @@ class StateFiles:
         layout = StateLayout.of_state(default)
         state = layout.to_rows(with_client_axis(default), 1).tobytes()
         folder.mkdir(mode=0o700, parents=True)
-        recipe = StatesRecipe(root or str(folder.resolve()), layout.to_json(), state)
-        if root:
-            system, path = fsspec.core.url_to_fs(root)
+        name = uuid.uuid4().hex
+        # Runs that are started again, and methods of one experiment, share a URL.
+        own_root = f"{root.rstrip('/')}/{name}" if root else ""
+        recipe = StatesRecipe(name, own_root or str(folder.resolve()), layout.to_json(), state)
+        if own_root:
+            system, path = fsspec.core.url_to_fs(own_root)
             system.makedirs(path, exist_ok=True)
-        contents = {"format_version": FORMAT_VERSION, "root": root, "layout": recipe.layout, "default": state.hex()}
+        contents = {
+            "format_version": FORMAT_VERSION,
+            "store": name,
+            "root": own_root,
+            "layout": recipe.layout,
+            "default": state.hex(),
+        }
         store = cls(folder, recipe, np.zeros(num_clients, np.int64), 0)
         store.save()
         write_json(folder / CONTENTS_FILE, contents)
@@ -234,7 +248,7 @@ class StateFiles:
         if chosen not in saved:
             raise DataError(f"{folder}: there are no states of round {chosen}: restore the folder from a copy")
         root = contents["root"] or str(folder.resolve())
-        recipe = StatesRecipe(root, contents["layout"], bytes.fromhex(contents["default"]))
+        recipe = StatesRecipe(contents["store"], root, contents["layout"], bytes.fromhex(contents["default"]))
         return cls(folder, recipe, _read_index(_index_path(folder, chosen)), chosen, attempt)
 
     def read(self, places: Sequence[int] | np.ndarray) -> Any:
@@ -278,7 +292,8 @@ class StateFiles:
         return self._after(round_number, where)
 
     def _writer(self, round_number: int) -> StateWriter:
-        return StateWriter(self._recipe.root, self._recipe.layout, round_number, self._attempt)
+        recipe = self._recipe
+        return StateWriter(recipe.store, recipe.root, recipe.layout, round_number, self._attempt)
 
     def _after(self, round_number: int, where: np.ndarray) -> "StateFiles":
         return StateFiles(self.folder, self._recipe, where, round_number, self._attempt)
