@@ -9,7 +9,7 @@ from tests.workers.runs import ALGORITHMS, experiment_of, trained
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("lent_workers")]
 
 
-# What `make test` and `make test-all` run of all combinations; `make test-hurt` runs the others.
+# Combinations that `make test` and `make test-all` run; `make test-hurt` runs the others.
 QUICK = [("mr_mtl", "loop", 2), ("centaur", "vectorized", 2)]
 ALL = [*QUICK, *((name, "loop", 2) for name in ALGORITHMS), ("mr_mtl", "loop", 1), ("mr_mtl", "loop", 4)]
 EVERY = [(name, way, number) for name in ALGORITHMS for way in ("loop", "vectorized") for number in (1, 2, 4)]

@@ -5,8 +5,12 @@ import json
 import pytest
 
 from tests.workers.runs import experiment_of, trained
+from tff_pdp.engines.ray_workers.engine import _Results
+from tff_pdp.training import train as training
 from tff_pdp.training.evaluate import evaluate_experiment
+from tff_pdp.training.record.releases import STORE
 from tff_pdp.training.search.tune import tune
+from tff_pdp.training.train import train
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("lent_workers"), pytest.mark.all]
 
@@ -28,6 +32,23 @@ def test_a_training_is_evaluated_with_workers_and_without(clients, tmp_path, nam
     with_workers = evaluate_experiment(config)
     here = evaluate_experiment(experiment_of(clients, tmp_path / "run", name))
     assert figures(with_workers) == figures(here)
+
+
+def test_states_stay_at_the_workers(clients, tmp_path, monkeypatch):
+    """The head has the server and where states are: no client's state comes by."""
+
+    def bring(self, level, name, rows):
+        raise AssertionError(f"{name} of {len(rows)} clients came to the head")
+
+    monkeypatch.setattr(_Results, "bring", bring)
+    for name in ("mr_mtl", "centaur"):
+        config = experiment_of(clients, tmp_path / "run", name, 2, training__evaluate_every=100)
+        with monkeypatch.context() as patch:
+            # A validation reads each client's metrics.
+            patch.setattr(training, "_validation_metrics", lambda *_: {})
+            train(config, name, progress=False)
+        files = {path.name for path in (config.algorithm_folder(name) / STORE).glob("*.states")}
+        assert any(not file.endswith("_00000.states") for file in files), files
 
 
 def test_a_run_goes_on_with_workers_and_without(clients, tmp_path):

@@ -107,6 +107,8 @@ class Seal(_OnRuns):
             is_finished = check_can_be_sealed(folder, planned_rounds(folder), is_unfinished_too=self.unfinished)
             if is_finished and not self.discard_models:
                 check_models_are_used(folder)
+        for folder in folders:
+            _remove_far_states(folder)
         done = [seal_run(folder, planned_rounds(folder), is_unfinished_too=self.unfinished) for folder in folders]
         lines = [
             *(
@@ -124,3 +126,14 @@ def _folders(folders: tuple[Path, ...]) -> list[Path]:
             raise ConfigError(f"{folder} is not a folder")
     # A folder named `.` has no name of its own.
     return [folder.absolute() if not folder.name else folder for folder in folders]
+
+
+def _remove_far_states(folder: Path) -> None:
+    """Removes clients' states that workers keep at a URL."""
+    from tff_pdp.training.record.releases import STORE
+
+    if (folder / STORE / "states.json").exists():
+        # Imports TensorFlow, which other runs need not wait for.
+        from tff_pdp.training.client_store.state_files import remove_far_files
+
+        remove_far_files(folder / STORE)

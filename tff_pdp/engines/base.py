@@ -4,6 +4,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
+# Settings of the libraries that compute, by the beginnings of their names: the same sums are rounded in the same way
+# only under the same settings.
+LIBRARY_SETTINGS = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
+LIBRARY_SETTINGS += ("CUBLAS_", "CUDNN_", "NVIDIA_TF32_")
+
 
 class WithoutWorkers:
     """The part of an engine's interface that is about workers, for an engine that has none on other machines."""
@@ -11,6 +16,10 @@ class WithoutWorkers:
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
         """Does nothing: there are no workers to check."""
         del facts, check
+
+    def facts(self, find: Callable[[], Any]) -> Any:
+        """Returns facts of the machine that computes clients, as the function `find` finds them."""
+        return find()
 
     def condition(self) -> str:
         """Returns an empty text: there are no workers."""
@@ -46,6 +55,10 @@ class Engine(Protocol):
         Raises:
           EngineError: a worker does not pass.
         """
+        ...
+
+    def facts(self, find: Callable[[], Any]) -> Any:
+        """Returns facts of a machine that computes clients, as the function `find` finds them there."""
         ...
 
     def condition(self) -> str:

@@ -121,6 +121,15 @@ class ClientValues(collections.abc.Sequence):
         """Groups in which the values are currently stored."""
         return self._arrangement.groups
 
+    @property
+    def may_differ_in_shape(self) -> bool:
+        """False if all clients' values are known to have equal shapes."""
+        return len(self.groups) > 1
+
+    def with_type(self, member_type: Any) -> "ClientValues":
+        """Returns the same values with another type of one client's value, which has the same leaves."""
+        return ClientValues(member_type, self.groups)
+
     def copy(self) -> "ClientValues":
         """Returns an object with the same values, which can be arranged independently of this one; copies no tensor."""
         copied = ClientValues(self.member_type, self.groups)
@@ -189,7 +198,7 @@ def same_shapes(values: Iterable[ClientValues]) -> list[list[int]]:
     """Groups the indices of clients that have equal shapes in each of `values`; groups are ordered by first client."""
     all_values = list(values)
     # The clients of one group have equal shapes.
-    divided = [own for own in all_values if len(own.groups) > 1]
+    divided = [own for own in all_values if own.may_differ_in_shape]
     if not divided:
         everyone = list(range(max(map(len, all_values), default=0)))
         return [everyone] if everyone else []

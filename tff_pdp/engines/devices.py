@@ -21,7 +21,7 @@ from tff_pdp.errors import EngineError
 Place = tuple[str, ...]
 CPU: Place = ("/CPU:0",)
 _DRIVER = Path("/proc/driver/nvidia/version")
-# Whether operations were deterministic when an engine first took a GPU in this process; None before.
+# True if operations were deterministic when an engine first took a GPU in this process; None before.
 _state: dict[str, bool | None] = {"deterministic at first use": None}
 
 

@@ -1,5 +1,6 @@
 """Describes clients' values that workers make or keep for themselves; only the description crosses to a worker."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -12,13 +13,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Recipe(Protocol):
-    """The way in which a worker makes or finds clients' values. Recipes are sent to workers, by pickle.
+    """The way in which a worker makes or finds clients' values. Recipes are sent to workers, by pickle."""
 
-    Attributes:
-      is_lasting: whether a worker that has made values for some clients may use the same values in later calls.
-    """
-
-    is_lasting: bool
+    @property
+    def is_lasting(self) -> bool:
+        """True if a worker that has made values for some clients may use the same values in later calls."""
+        ...
 
     def load(self, host: Any, rows: np.ndarray, member_type: Any) -> ClientValues:
         """Makes the values of some clients, at a worker.
@@ -80,6 +80,20 @@ class FarValues(ClientValues):
     @_arrangement.setter
     def _arrangement(self, _: Any) -> None:
         """Does nothing: the values have no arrangement until they are here."""
+
+    @property
+    def may_differ_in_shape(self) -> bool:
+        """False if all clients' values are known to have equal shapes; brings nothing here."""
+        return len(set(self._shapes)) > 1
+
+    def with_type(self, member_type: Any) -> "FarValues":
+        """Returns the same values with another type of one client's value; brings nothing here."""
+        bring = self._bring
+        typed = copy.copy(self)
+        typed.__dict__.pop("_here", None)
+        typed.__dict__.pop("_to_python", None)
+        typed.member_type, typed._bring = member_type, lambda rows: bring(rows).with_type(member_type)
+        return typed
 
     def copy(self) -> ClientValues:
         """Returns the values, brought here, as an object that can be arranged independently of this one."""

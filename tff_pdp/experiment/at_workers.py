@@ -23,8 +23,8 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
 
-# Methods that a worker keeps ready.
-_KEPT_METHODS = 8
+# Methods that a worker keeps ready, and methods that head and workers know how to build.
+_KEPT_METHODS, _KNOWN_METHODS = 8, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,11 +75,17 @@ class MethodAddress:
 
 @dataclasses.dataclass(frozen=True)
 class ExamplesRecipe:
-    """Makes the examples of a split; rows are positions in the client dataset."""
+    """Makes the examples of a split; rows are positions in the client dataset.
+
+    Attributes:
+      method: the method.
+      split: name of the split.
+      is_lasting: whether a later call needs the same clients' examples again.
+    """
 
     method: MethodAddress
     split: str
-    is_lasting = True
+    is_lasting: bool
 
     @property
     def setup_key(self) -> str:
@@ -143,6 +149,8 @@ class MethodHost:
     def learn(self, key: str, setup: Setup) -> None:
         """Keeps a setup under its digest."""
         self._setups[key] = setup
+        while len(self._setups) > _KNOWN_METHODS:
+            self._setups.popitem(last=False)
 
     def method(self, address: MethodAddress) -> Method:
         """Returns the method, or the phase of a method, that an address names."""
@@ -168,14 +176,16 @@ class FarExamples(Examples):
     def __init__(self, method: Method, address: MethodAddress, split: str):
         """Wraps one split of a method's source of examples."""
         super().__init__(method.source or method.clients, split, method.model, method.scalings)
-        self._recipe = ExamplesRecipe(address, split)
+        self._address, self._split_name = address, split
         self._feature_shape = tuple(method.model.input_shape)
 
     def select(self, places: Sequence[int] | np.ndarray) -> ClientValues:
         """Describes the examples of the clients at `places` in the dataset, in this order; reads nothing."""
         chosen = np.asarray(places, np.int64)
         shapes = [((size, *self._feature_shape), (size,)) for size in self.padded(chosen).tolist()]
-        return FarValues(self.member_type, self._recipe, chosen, super().select, shapes)
+        # Cohorts that are drawn at random do not come again.
+        recipe = ExamplesRecipe(self._address, self._split_name, len(chosen) == self.num_clients)
+        return FarValues(self.member_type, recipe, chosen, super().select, shapes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +245,12 @@ class Directory:
         """Returns a method whose clients are computed by workers, which build the method by `setup`."""
         key = hashlib.sha256(pickle.dumps(setup)).hexdigest()
         self._setups[key] = setup
+        while len(self._setups) > _KNOWN_METHODS:
+            forgotten = next(iter(self._setups))
+            del self._setups[forgotten]
+            self._addresses = {
+                one: found for one, found in self._addresses.items() if found[1][0].setup_key != forgotten
+            }
         placed = self._placed(method, MethodAddress(key))
         if method.first_phase is None:
             return placed

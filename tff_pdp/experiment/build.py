@@ -341,7 +341,11 @@ def choose_operations(config: ExperimentConfig) -> None:
     while they are traced, and kernels that are built keep their order of additions.
     """
     training = config.training
-    may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
+    workers = training.workers
+    if workers is not None:
+        may_take_gpu = workers.gpus_per_worker > 0
+    else:
+        may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
     if may_take_gpu and training.deterministic_operations and config.privacy.is_private:
         use_deterministic_operations()
 
@@ -395,7 +399,7 @@ def _inputs_hash(
 ) -> str:
     """Returns a digest of all that decides training besides the configuration's own text."""
     digest = hashlib.sha256((clients.path / MANIFEST_FILE).read_bytes())
-    # What a client draws depends on the size its data are padded to.
+    # A client's draws depend on the size that its data are padded to.
     digest.update(padded_sizes(clients.sizes("train"), model).tobytes())
     digest.update(releases.digest().encode())
     # Budgets may come from a file.

@@ -287,7 +287,7 @@ class ExperimentConfig(Settings):
         """
         content = self.to_dict()
         decisive = {key: content[key] for key in ("model", "privacy")}
-        # Where runs are counted does not change them.
+        # The registry that counts a run does not change the run.
         del decisive["privacy"]["registry"]
         decisive["data"] = data_hash
         decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}

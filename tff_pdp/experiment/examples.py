@@ -132,6 +132,11 @@ class Examples:
         ]
         return ClientValues(self.member_type, groups)
 
+    @property
+    def num_clients(self) -> int:
+        """Number of clients in the dataset."""
+        return len(self._sizes)
+
     def padded(self, places: np.ndarray) -> np.ndarray:
         """Returns the sizes that the examples of the clients at `places` are padded to: int64 `[places]`."""
         return self._padded[places]

@@ -178,9 +178,9 @@ def arithmetic_here(config: ExperimentConfig, engine: Engine) -> Mapping[str, An
       EngineError: a worker's machine or software may round differently.
     """
     compute = functools.partial(_arithmetic, config.training.engine, engine.device, config.privacy.generator)
-    here = compute()
-    engine.expect(compute, functools.partial(_difference, here))
-    return here
+    found = engine.facts(compute)
+    engine.expect(compute, functools.partial(_difference, found, is_private=config.privacy.is_private))
+    return found
 
 
 def _arithmetic(engine: str, device: str, generator: Generator) -> Mapping[str, Any]:
@@ -188,7 +188,12 @@ def _arithmetic(engine: str, device: str, generator: Generator) -> Mapping[str, 
     return arithmetic_of(engine, device, is_deterministic=gpu is not None, generator=generator, gpu=gpu or {})
 
 
-def _difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+def _difference(here: Mapping[str, Any], there: Mapping[str, Any], *, is_private: bool) -> str:
+    if is_private and "once" in there:
+        return (
+            "its GPU does not repeat sums to the bit, as noise needs if a worker dies: install requirements-gpu.txt, "
+            "and leave training.deterministic_operations true"
+        )
     # An operation has one thread (`tff_pdp`), so that the number of processors does not matter to it; `once` differs
     # by design.
     ignored = {"once"} | ({"processors"} if here["threads"] == there["threads"] == 1 else set())

@@ -22,7 +22,7 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.client_store.state_files import StateFiles
+from tff_pdp.training.client_store.state_files import StateFiles, remove_far_files
 from tff_pdp.training.client_store.states import close_states, is_store, moved_to_files, open_states
 from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
@@ -85,6 +85,7 @@ def train(
         method = build_method(config, name)
         if overwrite:
             settle(config, folder)
+            remove_far_files(folder / STORE)
             set_aside(folder.parent, folder)
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
@@ -163,7 +164,14 @@ def _start_or_resume(
         saved = dataclasses.replace(saved, client_ids=tuple(method.clients.client_ids), client_states=store)
     if method.is_at_workers and not isinstance(saved.client_states, StateFiles):
         default = method.process.init_client(saved.server_state)
-        files = moved_to_files(saved.client_states, folder / STORE, default, saved.round_number, _states_root(config))
+        files = moved_to_files(
+            saved.client_states,
+            folder / STORE,
+            default,
+            saved.round_number,
+            _states_root(config),
+            saved.run_key.attempt,
+        )
         saved = dataclasses.replace(saved, client_states=files)
     # Rounds after the checkpoint are run again, and write their metrics again.
     cut_metrics(folder, saved.round_number)

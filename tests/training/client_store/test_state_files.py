@@ -32,7 +32,8 @@ def kept_at_workers(numbers, parts):
 
     def keep(writer):
         for part, positions in enumerate(parts):
-            writer.write(part, columns(*np.array(numbers)[positions]))
+            of_part = columns(*np.array(numbers)[positions])
+            writer.write(part, [of_part["weights"]["kernel"], of_part["steps"]])
         return [np.array(positions) for positions in parts]
 
     return ResultValues(TYPE, np.arange(len(numbers)), bring=lambda rows: None, keep=keep)

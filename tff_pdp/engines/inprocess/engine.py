@@ -64,7 +64,7 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
             and stacks that XLA compiles where it may, at the first call of each computation and keeps the fastest.
           clients_per_call: largest number of clients that are computed at a time; memory grows with this number.
           xla: where XLA compiles the work of stacked clients: with `auto` on a GPU, with `always` on every device,
-            with `never` nowhere. Where XLA cannot compile a computation, the engine warns and does without.
+            with `never` nowhere. If XLA cannot compile a computation, the engine warns and does without.
           choices: earlier choices of `auto`, by fingerprint, for a resumed run; the engine adds its new choices.
           cores: number of cores to use on a CPU; None for all that this process may use.
           batched_convolutions: whether stacked clients compute convolutions with kernels of their own by the batched

@@ -152,7 +152,7 @@ class LoadedProgram:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether XLA compiles a part of a step that has been traced for the mode `compiled`."""
+        """True if XLA compiles a part of a step that has been traced for the mode `compiled`."""
         return any(step.is_compiled for step in self._client_steps.values())
 
     def compare(
@@ -171,9 +171,9 @@ class LoadedProgram:
         Raises:
           tf.errors.OpError: the computation fails in all modes.
         """
-        few = _few(own)
+        some = few(own)
         # Each run arranges the values in its own way.
-        for_loop = {name: values.copy() for name, values in few.items()}
+        for_loop = {name: values.copy() for name, values in some.items()}
         seconds: dict[Mode, float] = {}
         stacked: tuple[Mode, ...] = ("compiled", "vectorized") if may_compile else ("vectorized",)
         try:
@@ -182,10 +182,10 @@ class LoadedProgram:
                 self._lanes.beside(lambda: self.run(shared, for_loop, "loop", clients_per_call)),
                 contextlib.suppress(CannotCompile),
             ):
-                self.run(shared, few, stacked[0], clients_per_call)
+                self.run(shared, some, stacked[0], clients_per_call)
             for mode in stacked:
                 try:
-                    seconds[mode] = self.time(shared, few, mode, clients_per_call)
+                    seconds[mode] = self.time(shared, some, mode, clients_per_call)
                 except CannotCompile as error:
                     _logger.info("XLA does not compile clients' work: %s", str(error))
                     continue
@@ -209,9 +209,9 @@ class LoadedProgram:
           CannotStack: the mode stacks clients, and the computation cannot run on stacks.
           tf.errors.OpError: the computation fails.
         """
-        few = _few(own)
-        self.run(shared, few, mode, clients_per_call)
-        return self._seconds(shared, few, mode, clients_per_call)
+        some = few(own)
+        self.run(shared, some, mode, clients_per_call)
+        return self._seconds(shared, some, mode, clients_per_call)
 
     def _seconds(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
@@ -335,7 +335,7 @@ class LoadedProgram:
         return self._give_out(iter(_flat_result(value, self.program.result_type)))
 
 
-def _few(own: Mapping[str, ClientValues]) -> dict[str, ClientValues]:
+def few(own: Mapping[str, ClientValues]) -> dict[str, ClientValues]:
     """Selects the clients of a timed trial."""
     return {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
 
@@ -344,7 +344,7 @@ def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:
     """Yields the leaves of a result; the values of all clients are one leaf."""
     if isinstance(value, ClientValues):
         # Types inside the program have no Python containers.
-        yield ClientValues(result_type.member, value.groups)
+        yield value.with_type(result_type.member)
     elif isinstance(result_type, _tff.StructType):
         for index, (_, member) in enumerate(_tff.iter_elements(result_type)):
             yield from _flat_result(value[index], member)

@@ -116,8 +116,8 @@ class Call:
 class Writer(Protocol):
     """Stores the new states of a part's clients, at a worker."""
 
-    def write(self, part: int, columns: Any) -> None:
-        """Writes the states of one part's clients, in the part's order: a nest of arrays `[clients, ...]`."""
+    def write(self, part: int, leaves: Arrays) -> None:
+        """Writes the states of one part's clients, in the part's order: an array `[clients, ...]` for each leaf."""
         ...
 
     def key(self, part: int) -> tuple[Any, ...]:

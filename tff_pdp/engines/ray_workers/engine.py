@@ -14,7 +14,7 @@ import tensorflow as tf
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.far_values import FarValues, ResultValues
 from tff_pdp.engines.inprocess.engine import InProcessEngine
-from tff_pdp.engines.inprocess.execution import LoadedProgram
+from tff_pdp.engines.inprocess.execution import LoadedProgram, few
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.parts import Mode, divide, total
 from tff_pdp.engines.ray_workers.calls import (
@@ -98,6 +98,10 @@ class RayEngine(InProcessEngine):
         """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
         self.pool.expect(facts, check)
 
+    def facts(self, find: Callable[[], Any]) -> Any:
+        """Returns facts of one worker's machine if workers compute on GPUs, and otherwise of this machine."""
+        return self.pool.facts(find) if self.pool.options.gpus_per_worker else find()
+
     def condition(self) -> str:
         """Describes the workers in a few words, for progress bars."""
         return self.pool.condition()
@@ -109,8 +113,7 @@ class RayEngine(InProcessEngine):
         return program.run_with(shared, _FarClients(self.pool, program, call, own))
 
     def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
-        few = {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
-        call = self._call(program, few, "loop")
+        call = self._call(program, few(own), "loop")
         if call is None:
             return super()._compare(program, shared, own)
         arrays = {name: [leaf.numpy() for leaf in leaves] for name, leaves in shared.items()}
@@ -145,40 +148,49 @@ def _set_up_ray(options: PoolOptions) -> None:
     # Workers without GPUs are told to use the CPU, so that Ray need not hide GPUs from them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     if not options.address and "ray" not in sys.modules:
-        # Who can send requests to Ray can run code: a cluster of this machine takes requests with this token alone.
+        # A process that can send requests to Ray can run code: this machine's cluster takes only requests with a token.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-
-
-# Number of clients in a timed trial, as in one process.
-_TRIAL_CLIENTS = 32
 
 
 class _FarClients:
     """Has the clients of one call computed by the workers."""
 
     def __init__(self, pool: "Pool", program: LoadedProgram, call: Call, own: Mapping[str, ClientValues]):
-        self._pool, self._program, self._call = pool, program, call
+        self._call, self._program, self._share = call, program, pool.share
+        self._results = _Results(pool, program, call)
         self.num_clients = len(next(iter(own.values())))
         self.values = dict(own)
 
     def run_level(self, number: int, shared: Leaves, sums: Leaves) -> Leaves:
-        program, call = self._program, self._call
+        program, results = self._program, self._results
         inputs = LevelInputs([leaf.numpy() for leaf in shared], [_compact(leaf.numpy()) for leaf in sums])
-        call.levels[number] = self._pool.share(inputs)
-        answers = self._ask(number, AddUp())
+        self._call.levels[number] = self._share(inputs)
+        answers = results.ask(number, AddUp())
         nodes = [(node, [tf.constant(leaf) for leaf in leaves]) for answer in answers for node, leaves in answer]
         everyone = np.arange(self.num_clients)
         for name in program.client_names(number).outputs:
             self.values[name] = ResultValues(
                 program.type_of(name),
                 everyone,
-                bring=functools.partial(self._bring, number, name),
-                keep=functools.partial(self._keep, number, name),
+                bring=functools.partial(results.bring, number, name),
+                keep=functools.partial(results.keep, number, name),
             )
         return total(nodes, functools.partial(program.merge, number))
 
-    def _ask(self, level: int, request: Request) -> list[Any]:
+
+class _Results:
+    """Asks for what the workers have computed in one call.
+
+    Results of the call refer to this object, and this object to no result: what a call has sent to the workers is freed
+    with the call's last result.
+    """
+
+    def __init__(self, pool: "Pool", program: LoadedProgram, call: Call):
+        self._pool, self._program, self._call = pool, program, call
+
+    def ask(self, level: int, request: Request) -> list[Any]:
+        """Has all parts computed up to a level, unless they are, and returns the answers to a request."""
         call = self._call
 
         def send(actor: Any, parts: range) -> Any:
@@ -187,13 +199,15 @@ class _FarClients:
         kind = (call.fingerprint, level, type(request))
         return self._pool.ask_for_parts(kind, len(call.parts), send)
 
-    def _bring(self, level: int, name: str, rows: np.ndarray) -> ClientValues:
-        groups = [group for answer in self._ask(level, Bring(name)) for group in groups_of(answer)]
+    def bring(self, level: int, name: str, rows: np.ndarray) -> ClientValues:
+        """Returns the values of the clients at some positions."""
+        groups = [group for answer in self.ask(level, Bring(name)) for group in groups_of(answer)]
         everyone = ClientValues(self._program.type_of(name), groups)
         return everyone if np.array_equal(rows, np.arange(len(everyone))) else everyone.select(rows)
 
-    def _keep(self, level: int, name: str, writer: Writer) -> list[np.ndarray]:
-        self._ask(level, Keep(name, writer))
+    def keep(self, level: int, name: str, writer: Writer) -> list[np.ndarray]:
+        """Has the values of all clients stored by a writer; returns each part's clients in the stored order."""
+        self.ask(level, Keep(name, writer))
         return [np.concatenate(list(part)) for part in self._call.parts]
 
 

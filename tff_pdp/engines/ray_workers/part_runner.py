@@ -169,7 +169,9 @@ class PartRunner:
 
     def _keep(self, part: _Part, number: int, request: Keep) -> None:
         values = part.values[request.name]
-        request.writer.write(number, values.copy().columns())
+        stacked = values.copy()
+        stacked.arrange([np.arange(len(values))])
+        request.writer.write(number, [leaf.numpy() for leaf in stacked.groups[0].leaves])
         key = request.writer.key(number)
         # The part's states of earlier rounds are not asked for again.
         self._written = {

@@ -4,9 +4,11 @@ A part has the same bits wherever it is computed, and may be computed several ti
 first answer for a part is used, and others are ignored.
 """
 
+import collections
 import dataclasses
 import logging
-import statistics
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from tff_pdp.engines.devices import are_operations_deterministic
 from tff_pdp.engines.inprocess.parts import ranges
 from tff_pdp.engines.ray_workers.calls import PoolOptions
 from tff_pdp.engines.ray_workers.worker import Worker, settings_here
@@ -23,33 +26,51 @@ _logger = logging.getLogger(__name__)
 # A range of parts is late, and also given to another worker, once it takes longer than this many times the slowest
 # finished range, in seconds per part, and this many seconds more.
 LATE_FACTOR, LATE_SECONDS = 2.0, 1.0
-# Without a finished range to compare with, a range is late by this factor of earlier calls' time, and more seconds.
-_ALONE_FACTOR, _ALONE_SECONDS = 10.0, 30.0
-# A worker that is late this many times is replaced.
-_LATE_TIMES = 3
+# Without a finished range to compare with, a range is late by this factor of earlier calls' time, and more seconds; in
+# the first call, in which workers trace computations, after this many seconds.
+_ALONE_FACTOR, _ALONE_SECONDS, _FIRST_SECONDS = 10.0, 30.0, 900.0
+# A worker that is late this many times, or has not answered for this long, is replaced.
+_LATE_TIMES, _HUNG_SECONDS = 3, 60.0
+# Workers that die one after the other over the same parts, or before they have started, have a cause in common.
+_MOST_DEATHS, _MOST_FAILED_STARTS = 5, 3
 _SECONDS_TO_START = 600.0
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 2**30
 _FAILURES = (
     ray.exceptions.ActorDiedError,
     ray.exceptions.ActorUnavailableError,
+    ray.exceptions.GetTimeoutError,
     ray.exceptions.NodeDiedError,
     ray.exceptions.ObjectLostError,
     ray.exceptions.WorkerCrashedError,
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Member:
-    """A worker as the head sees it."""
+    """A worker as the head sees it.
+
+    Attributes:
+      number: number of the worker, which its replacement gets as well.
+      actor: Ray's handle.
+      ready: reference to the worker's description of itself.
+      described_by: function for facts of the worker's machine, which the description has.
+      name: number and node, once the worker has started.
+      pid: number of the process on its node.
+      times_late: number of times that the worker was late.
+      busy: reference to the last answer that the worker owes; None if there is none.
+      busy_since: time of that request.
+    """
 
     number: int
     actor: Any
     ready: Any
-    name: str = "starting"
+    described_by: Any
+    name: str = ""
     pid: int = 0
     times_late: int = 0
     busy: Any = None
+    busy_since: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +97,11 @@ class Pool:
         self._build_host = build_host
         self._facts: Callable[[], Any] | None = None
         self._check: Callable[[Any], str] = lambda facts: ""
-        self._is_own_cluster = not ray.is_initialized()
-        if self._is_own_cluster:
-            _connect(options)
-        self._members = [self._start(number) for number in range(options.num_workers)]
         self._seconds_per_part: dict[Any, float] = {}
-        self.num_late = 0
+        self._failed_starts = self._num_late = self._num_replaced = 0
+        self._folder = None if ray.is_initialized() else _connect(options)
+        self._is_connected_here = self._folder is not None
+        self._members = [self._start(number) for number in range(options.num_workers)]
         try:
             self._await_any()
         except BaseException:
@@ -89,12 +109,14 @@ class Pool:
             raise
 
     def close(self) -> None:
-        """Ends all workers, and the Ray cluster if this pool has started it."""
+        """Ends all workers, and the Ray cluster if this pool has started it; a second call does nothing."""
         for member in self._members:
             ray.kill(member.actor)
         self._members = []
-        if self._is_own_cluster:
+        if self._is_connected_here:
             ray.shutdown()
+            self._is_connected_here = False
+            shutil.rmtree(self._folder or "", ignore_errors=True)
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
         """Sets a check that every worker must pass, now and when it is replaced.
@@ -107,35 +129,47 @@ class Pool:
           EngineError: a worker does not pass.
         """
         self._facts, self._check = facts, check
-        for member in self._members:
-            if member.name != "starting":
-                self._meet(member, ray.get(member.actor.describe.remote(facts)))
+        for member in [member for member in self._members if member.name]:
+            self._ask_again(member)
+        self._await_any()
+
+    def facts(self, find: Callable[[], Any]) -> Any:
+        """Returns facts of one worker's machine."""
+        return self.ask_one("describe", find)[2]
 
     def condition(self) -> str:
-        """Describes the workers in a few words, for progress bars."""
-        here = sum(member.name != "starting" for member in self._members)
+        """Describes the workers, and what has happened since the last call, in a few words for progress bars."""
+        here = len(self.pids())
         starting = len(self._members) - here
         words = [f"{here} worker{'s' * (here != 1)}"]
         words += [f"{starting} starting"] if starting else []
-        words += [f"{self.num_late} late"] if self.num_late else []
+        words += [f"{self._num_late} late"] if self._num_late else []
+        words += [f"{self._num_replaced} replaced"] if self._num_replaced else []
+        self._num_late = self._num_replaced = 0
         return ", ".join(words)
 
     def pids(self) -> list[int]:
         """Returns the process numbers of the workers that have started, on their own machines."""
-        return [member.pid for member in self._members if member.name != "starting"]
+        return [member.pid for member in self._members if member.name]
 
     def share(self, value: Any) -> Any:
         """Puts a value into Ray's object store; returns the reference that workers read the value by."""
         return ray.put(value)
 
     def ask_one(self, method: str, *arguments: Any) -> Any:
-        """Sends a request to one worker, and to another if the worker dies; returns the answer."""
-        while True:
+        """Sends a request to one worker, and to another if the worker dies; returns the answer.
+
+        Raises:
+          EngineError: several workers have died over the request, one after the other.
+        """
+        for _ in range(_MOST_DEATHS):
             member = self._await_any()[0]
             try:
-                return _get(getattr(member.actor, method).remote(*arguments))
+                return _get(getattr(member.actor, method).remote(*arguments), _FIRST_SECONDS)
             except _FAILURES as error:
-                self._replace(member, _first_line(error))
+                cause = _cause(error)
+                self._replace(member, cause)
+        raise EngineError(f"{_MOST_DEATHS} workers have died over the same request: {cause}")
 
     def ask_for_parts(self, kind: Any, num_parts: int, send: Callable[[Any, range], Any]) -> list[Any]:
         """Has all parts computed; returns the answers, each for a range of parts, in the order of the parts.
@@ -148,22 +182,24 @@ class Pool:
 
         Raises:
           Exception: the error of a request, which every worker would raise.
-          EngineError: there is no worker any more, and none can be started.
+          EngineError: several workers have died over the same parts, or no worker starts.
         """
         members = self._await_any()
         waiting = [parts for parts in ranges(num_parts, [1.0] * len(members)) if parts]
         running: dict[Any, _Errand] = {}
         answers: dict[range, Any] = {}
-        self.num_late = 0
+        deaths: collections.Counter[range] = collections.Counter()
         slowest = 0.0
-        while not _has_all(answers, num_parts):
+        while not _cover(answers, num_parts):
             waiting = [parts for parts in waiting if not _has(answers, parts)]
             free = [member for member in self._await_any() if self._is_free(member)]
             for member, parts in list(zip(free, waiting, strict=False)):
                 waiting.remove(parts)
                 reference = member.busy = send(member.actor, parts)
-                running[reference] = _Errand(member, parts, time.monotonic())
+                member.busy_since = time.monotonic()
+                running[reference] = _Errand(member, parts, member.busy_since)
             if not running:
+                self._replace_hung(running)
                 time.sleep(_POLL_SECONDS)
                 continue
             ready, _ = ray.wait(list(running), num_returns=1, timeout=_POLL_SECONDS)
@@ -172,42 +208,55 @@ class Pool:
                 try:
                     answers[errand.parts] = _get(reference)
                 except _FAILURES as error:
-                    self._replace(errand.member, _first_line(error))
+                    deaths[errand.parts] += 1
+                    if deaths[errand.parts] >= _MOST_DEATHS:
+                        raise EngineError(
+                            f"{_MOST_DEATHS} workers have died over the same clients: {_cause(error)}"
+                        ) from None
+                    self._replace(errand.member, _cause(error))
                     if not _is_running(running, errand.parts) and errand.parts not in waiting:
                         waiting.append(errand.parts)
                     continue
                 slowest = max(slowest, (time.monotonic() - errand.started) / len(errand.parts))
             if not ready:
+                self._replace_hung(running)
                 waiting += self._late(kind, running, waiting, slowest)
-        self._remember(kind, slowest)
+        known = self._seconds_per_part.get(kind)
+        self._seconds_per_part[kind] = slowest if known is None else (known + slowest) / 2
         return [answers[parts] for parts in _cover(answers, num_parts)]
 
     def _late(self, kind: Any, running: Mapping[Any, _Errand], waiting: Sequence[range], slowest: float) -> list[range]:
-        """Returns ranges that are late and that another worker should compute as well."""
-        earlier = self._seconds_per_part.get(kind)
-        now = time.monotonic()
-        late = []
-        for errand in running.values():
-            size = len(errand.parts)
+        """Returns ranges that are late and that another worker should compute as well.
+
+        A worker that was late several times is replaced, and so is a late worker that nobody can take the place of.
+        """
+        earlier, now, late = self._seconds_per_part.get(kind), time.monotonic(), []
+        newest = {errand.parts: errand for errand in sorted(running.values(), key=lambda errand: errand.started)}
+        for parts, errand in newest.items():
+            limit = _FIRST_SECONDS
             if slowest:
-                limit = LATE_SECONDS + LATE_FACTOR * slowest * size
+                limit = LATE_SECONDS + LATE_FACTOR * slowest * len(parts)
             elif earlier is not None:
-                limit = _ALONE_SECONDS + _ALONE_FACTOR * earlier * size
-            else:
+                limit = _ALONE_SECONDS + _ALONE_FACTOR * earlier * len(parts)
+            if now - errand.started <= limit:
                 continue
-            copies = sum(other.parts == errand.parts for other in running.values())
-            if now - errand.started > limit and copies == 1 and errand.parts not in waiting:
+            has_others = any(self._is_free(member) for member in self._members if member.name)
+            if parts not in waiting and errand.member.busy is not None:
                 errand.member.times_late += 1
-                self.num_late += 1
-                late.append(errand.parts)
+                self._num_late += 1
+                late.append(parts)
                 _logger.warning("%s is late: its clients are also given to another worker", errand.member.name)
-                if errand.member.times_late >= _LATE_TIMES or len(self._members) == 1:
-                    self._replace(errand.member, "it was late several times")
+            if errand.member.times_late >= _LATE_TIMES or not has_others:
+                self._replace(errand.member, "it is late")
         return late
 
-    def _remember(self, kind: Any, seconds: float) -> None:
-        known = self._seconds_per_part.get(kind)
-        self._seconds_per_part[kind] = seconds if known is None else statistics.fmean([known, seconds])
+    def _replace_hung(self, running: Mapping[Any, _Errand]) -> None:
+        """Replaces workers that owe an answer to an earlier request for long."""
+        asked = {errand.member for errand in running.values()}
+        for member in list(self._members):
+            hangs = member.busy is not None and time.monotonic() - member.busy_since > _HUNG_SECONDS
+            if hangs and member not in asked and not self._is_free(member):
+                self._replace(member, f"it has not answered for {_HUNG_SECONDS:.0f} seconds")
 
     def _is_free(self, member: _Member) -> bool:
         if member.busy is not None:
@@ -222,25 +271,28 @@ class Pool:
         remote: Any = ray.remote(Worker)
         actor = remote.options(
             num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0, max_task_retries=0
-        ).remote(self._build_host, options.device, options.cpus_per_worker, settings_here())
-        return _Member(number, actor, actor.describe.remote(self._facts))
+        ).remote(
+            self._build_host,
+            options.device,
+            options.cpus_per_worker,
+            settings_here(),
+            are_operations_deterministic(),
+        )
+        return _Member(number, actor, actor.describe.remote(self._facts), self._facts)
 
     def _await_any(self) -> list[_Member]:
         """Returns the workers that have started, in the order of their numbers; waits for the first.
 
         Raises:
-          EngineError: no worker starts.
+          EngineError: no worker starts, or a worker does not pass the check.
         """
         deadline = time.monotonic() + _SECONDS_TO_START
         while True:
-            for member in [member for member in self._members if member.name == "starting"]:
+            for member in [member for member in self._members if not member.name]:
                 ready, _ = ray.wait([member.ready], timeout=0)
                 if ready:
-                    try:
-                        self._meet(member, _get(member.ready))
-                    except _FAILURES as error:
-                        self._replace(member, _first_line(error))
-            started = [member for member in self._members if member.name != "starting"]
+                    self._meet(member)
+            started = [member for member in self._members if member.name]
             if started:
                 return started
             if time.monotonic() > deadline:
@@ -251,24 +303,46 @@ class Pool:
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _meet(self, member: _Member, description: tuple[int, str, Any]) -> None:
-        member.pid, node, facts = description
-        if self._facts is not None:
-            if facts is None:
-                facts = ray.get(member.actor.describe.remote(self._facts))[2]
-            if error := self._check(facts):
-                raise EngineError(f"worker {member.number} on {node}: {error}")
-        member.name = f"worker {member.number} on {node}"
+    def _meet(self, member: _Member) -> None:
+        """Checks a worker that has described itself; the worker is used from now on."""
+        try:
+            pid, node, facts = _get(member.ready)
+        except _FAILURES as error:
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                raise EngineError(f"{_MOST_FAILED_STARTS} workers did not start: {_cause(error)}") from None
+            self._replace(member, _cause(error))
+            return
+        if member.described_by is not self._facts:
+            self._ask_again(member)
+            return
+        if self._facts is not None and (error := self._check(facts)):
+            raise EngineError(f"worker {member.number} on {node}: {error}")
+        self._failed_starts = 0
+        member.pid, member.name = pid, f"worker {member.number} on {node}"
+
+    def _ask_again(self, member: _Member) -> None:
+        """Asks a worker for the facts that are checked now; until the answer, the worker is not used."""
+        member.name, member.described_by = "", self._facts
+        member.ready = member.actor.describe.remote(self._facts)
 
     def _replace(self, member: _Member, reason: str) -> None:
         if member in self._members:
-            _logger.warning("%s is replaced: %s", member.name, reason)
+            _logger.warning("%s is replaced: %s", member.name or f"worker {member.number}", reason)
+            self._num_replaced += 1
             ray.kill(member.actor)
             self._members[self._members.index(member)] = self._start(member.number)
 
 
-def _connect(options: PoolOptions) -> None:
+def _connect(options: PoolOptions) -> str:
+    """Connects to a cluster, or starts one on this machine; returns the cluster's folder, or an empty text.
+
+    Raises:
+      EngineError: there is no such cluster, or none can be started.
+    """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    # Ray's own folder can be read by everyone, and has what does not fit into memory. Names of sockets must be short.
+    folder = "" if options.address else tempfile.mkdtemp(prefix="tff_pdp_ray_")
     try:
         if options.address:
             ray.init(address=options.address, **quiet)
@@ -276,6 +350,7 @@ def _connect(options: PoolOptions) -> None:
             # More workers than cores are for trials.
             ray.init(
                 _node_ip_address="127.0.0.1",
+                _temp_dir=folder,
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -284,19 +359,22 @@ def _connect(options: PoolOptions) -> None:
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         where = options.address or "this machine"
-        raise EngineError(f"Ray cannot be used at {where}: {_first_line(error)}") from error
+        raise EngineError(f"Ray cannot be used at {where}: {_cause(error)}") from error
+    return folder
 
 
-def _get(reference: Any) -> Any:
-    """Returns an answer, or raises the worker's own error."""
+def _get(reference: Any, seconds: float | None = None) -> Any:
+    """Returns an answer, or raises the worker's own error; waits for some seconds, or without a limit."""
     try:
-        return ray.get(reference)
+        return ray.get(reference, timeout=seconds)
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, BaseException) else error) from None
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _cause(error: BaseException) -> str:
+    """Returns the last line of an error, which in errors of Ray has the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _has(answers: Mapping[range, Any], parts: range) -> bool:
@@ -315,7 +393,3 @@ def _cover(answers: Mapping[range, Any], num_parts: int) -> list[range]:
             chosen.append(parts)
             reached = parts.stop
     return chosen if reached == num_parts else []
-
-
-def _has_all(answers: Mapping[range, Any], num_parts: int) -> bool:
-    return bool(_cover(answers, num_parts)) or not num_parts

@@ -4,14 +4,20 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Settings of libraries that decide how sums are rounded, by the beginnings of their names.
-PREFIXES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
+from tff_pdp.engines.base import LIBRARY_SETTINGS
 
 
 class Worker:
     """Computes parts of calls, in a process of its own. One request is answered at a time."""
 
-    def __init__(self, build_host: Callable[[], Any], device: str, cores: int, environment: Mapping[str, str]):
+    def __init__(
+        self,
+        build_host: Callable[[], Any],
+        device: str,
+        cores: int,
+        environment: Mapping[str, str],
+        has_deterministic_operations: bool,
+    ):
         """Starts an engine.
 
         Args:
@@ -20,12 +26,17 @@ class Worker:
           cores: number of cores to use on a CPU.
           environment: the head's settings of libraries; others with the same prefixes are removed, such as Ray's
             number of threads.
+          has_deterministic_operations: whether TensorFlow uses only kernels whose sums are reproducible to the bit.
         """
-        for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        for name in [name for name in os.environ if name.startswith(LIBRARY_SETTINGS)]:
             del os.environ[name]
         os.environ.update(environment)
+        from tff_pdp.engines.devices import use_deterministic_operations
         from tff_pdp.engines.ray_workers.part_runner import PartRunner
 
+        # Before the engine takes a GPU.
+        if has_deterministic_operations:
+            use_deterministic_operations()
         self._runner = PartRunner(build_host(), device, cores)
 
     def describe(self, facts: Callable[[], Any] | None) -> tuple[int, str, Any]:
@@ -43,4 +54,4 @@ class Worker:
 
 def settings_here() -> dict[str, str]:
     """Returns this process's settings of libraries."""
-    return {name: value for name, value in os.environ.items() if name.startswith(PREFIXES)}
+    return {name: value for name, value in os.environ.items() if name.startswith(LIBRARY_SETTINGS)}

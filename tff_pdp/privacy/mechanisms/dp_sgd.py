@@ -34,7 +34,7 @@ _SMALL_MODEL = 4096
 
 
 class _Scales(NamedTuple):
-    """What a client's mechanism means for its sums in a round: float64 scalars, all of them public.
+    """Has the scalars by which a client's mechanism clips and noises its sums in a round: float64, all of them public.
 
     Attributes:
       clip_norm: bound on what one example adds to the unrounded sum, shorter than the mechanism's clip norm.

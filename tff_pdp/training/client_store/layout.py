@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,10 @@ class StateLayout:
         ]
         return np.concatenate([np.empty([num_clients, 0], np.uint8), *parts], axis=1)
 
+    def to_nest(self, leaves: Sequence[np.ndarray]) -> Any:
+        """Nests arrays `[clients, ...]`, one for each leaf in the order of the structure, like a state."""
+        return _nested(self.structure, iter(leaves))
+
     def to_columns(self, rows: np.ndarray) -> Any:
         """Converts the result of `to_rows` back to a nest of new arrays `[clients, ...]`."""
         # Each leaf is copied to memory of its own, where its numbers are aligned.
@@ -123,6 +127,12 @@ def _leaves(structure: Any) -> Iterator[_Leaf]:
     else:
         for member in structure.values():
             yield from _leaves(member)
+
+
+def _nested(structure: Any, leaves: Iterator[np.ndarray]) -> Any:
+    if isinstance(structure, _Leaf):
+        return next(leaves)
+    return {key: _nested(member, leaves) for key, member in structure.items()}
 
 
 def _pairs(structure: Any, columns: Any, num_clients: int, where: str) -> Iterator[tuple[_Leaf, np.ndarray]]:

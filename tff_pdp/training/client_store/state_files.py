@@ -21,7 +21,7 @@ from tff_pdp.digests import read_json, write_json
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.far_values import FarValues, ResultValues
 from tff_pdp.errors import DataError
-from tff_pdp.files import sync, write_atomically
+from tff_pdp.files import remove_attempts, sync, write_atomically
 from tff_pdp.training.client_store.layout import StateLayout, with_client_axis
 from tff_pdp.training.client_store.shard import checksum
 
@@ -31,12 +31,21 @@ _INDEX = re.compile(r"index_([0-9]{6})\.bin")
 _FILE = re.compile(r"round_([0-9]{6})_([0-9]{3})_([0-9]{5})\.states")
 _CHECKSUM_BYTES = 4
 # A state's place, in one number: round, attempt, part and row. Zero for a client without a state of its own.
-_ATTEMPT_BITS, _PART_BITS, _ROW_BITS = 8, 15, 20
+_ROUND_BITS, _ATTEMPT_BITS, _PART_BITS, _ROW_BITS = 20, 8, 15, 20
 _DIGEST_BYTES = 32
 
 
 def _place_of(round_number: int, attempt: int, part: int) -> int:
-    """Returns the number of the first state in a file."""
+    """Returns the number of the first state in a file.
+
+    Raises:
+      DataError: the number of the round, of the attempt or of the part is too large for the name of a file.
+    """
+    if round_number >= 1 << _ROUND_BITS or attempt >= 1 << _ATTEMPT_BITS or part >= 1 << _PART_BITS:
+        raise DataError(
+            f"states of round {round_number}, attempt {attempt}, part {part} have no place in files: files have up to "
+            f"{1 << _PART_BITS} parts in a round, so raise training.clients_per_call"
+        )
     return ((round_number << _ATTEMPT_BITS | attempt) << _PART_BITS | part) << _ROW_BITS
 
 
@@ -150,13 +159,19 @@ class StateWriter:
     round_number: int
     attempt: int
 
-    def write(self, part: int, columns: Any) -> None:
-        """Writes the states of one part's clients: a nest of arrays `[clients, ...]`. The file is whole or absent.
+    def write(self, part: int, leaves: Sequence[np.ndarray]) -> None:
+        """Writes the states of one part's clients: an array `[clients, ...]` for each leaf of a state, in order.
+
+        The file is whole or absent.
 
         Raises:
           OSError: the file cannot be written.
         """
-        rows = StateLayout.from_json(self.layout).to_rows(columns, len(tf.nest.flatten(columns)[0]))
+        layout = StateLayout.from_json(self.layout)
+        self.write_rows(part, layout.to_rows(layout.to_nest(leaves), len(leaves[0])))
+
+    def write_rows(self, part: int, rows: np.ndarray) -> None:
+        """Writes the states of one part's clients as rows of bytes, uint8 `[clients, row_bytes]`; see `write`."""
         first = _place_of(self.round_number, self.attempt, part)
         content = []
         for number, row in enumerate(rows):
@@ -248,6 +263,8 @@ class StateFiles:
         if chosen not in saved:
             raise DataError(f"{folder}: there are no states of round {chosen}: restore the folder from a copy")
         root = contents["root"] or str(folder.resolve())
+        # Of workers that were killed while they wrote; others have ended with their head.
+        remove_attempts(folder)
         recipe = StatesRecipe(contents["store"], root, contents["layout"], bytes.fromhex(contents["default"]))
         return cls(folder, recipe, _read_index(_index_path(folder, chosen)), chosen, attempt)
 
@@ -286,8 +303,9 @@ class StateFiles:
     def write_part(self, round_number: int, part: int, places: np.ndarray, columns: Any) -> "StateFiles":
         """Returns the store with the states `columns`, a nest of arrays `[places, ...]`, of the clients at `places`."""
         where, first = self._where.copy(), _place_of(round_number, self._attempt, part)
-        if StateLayout.from_json(self._recipe.layout).row_bytes:
-            self._writer(round_number).write(part, columns)
+        layout = StateLayout.from_json(self._recipe.layout)
+        if layout.row_bytes and len(places):
+            self._writer(round_number).write_rows(part, layout.to_rows(columns, len(places)))
             where[places] = np.arange(first, first + len(places))
         return self._after(round_number, where)
 
@@ -316,7 +334,8 @@ class StateFiles:
         files = np.unique(np.concatenate([self._where, *indexes]) >> _ROW_BITS)
         used = {_file_name(int(file) << _ROW_BITS) for file in files}
         system, root = fsspec.core.url_to_fs(self._recipe.root)
-        for path in system.ls(root, detail=False):
+        # A store of objects has no folder without a file.
+        for path in system.ls(root, detail=False) if system.exists(root) else ():
             name = path.rsplit("/", 1)[-1]
             found = _FILE.fullmatch(name)
             if found and name not in used and int(found[1]) <= self.round_number:
@@ -331,6 +350,15 @@ def is_state_files(folder: Path) -> bool:
     return (folder / CONTENTS_FILE).exists()
 
 
+def remove_far_files(folder: Path) -> None:
+    """Removes the files of a store at a URL; the indexes in `folder` stay. Does nothing for files in `folder`."""
+    root = read_json(folder / CONTENTS_FILE)["root"] if is_state_files(folder) else ""
+    if root:
+        system, path = fsspec.core.url_to_fs(root)
+        if system.exists(path):
+            system.rm(path, recursive=True)
+
+
 def write_whole(url: str, content: bytes) -> None:
     """Writes a file at an fsspec URL; on this machine's file system the file is whole or absent, and flushed to disk.
 
@@ -339,8 +367,8 @@ def write_whole(url: str, content: bytes) -> None:
     """
     system, path = fsspec.core.url_to_fs(url)
     if "file" in system.protocol:
+        # The folder can be read by the owner alone.
         write_atomically(Path(path), [content])
-        Path(path).chmod(0o600)
     else:
         system.pipe_file(path, content)
 

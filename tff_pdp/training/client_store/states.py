@@ -94,6 +94,10 @@ def open_states(folder: Path, round_number: int | None = None, attempt: int = 0)
     Raises:
       DataError: the store is missing, damaged, or open already.
     """
+    moved = _moved(folder)
+    if not folder.exists() and is_state_files(moved):
+        # The command was killed in the middle of `moved_to_files`.
+        moved.rename(folder)
     if is_state_files(folder):
         return StateFiles.open(folder, round_number, attempt)
     store = ClientStore.open(folder)
@@ -102,9 +106,18 @@ def open_states(folder: Path, round_number: int | None = None, attempt: int = 0)
     return store
 
 
-def moved_to_files(states: ClientStates, folder: Path, default: Any, round_number: int, root: str) -> StateFiles:
-    """Copies states that were kept without workers to a new store of files, which replaces the store in `folder`."""
-    staging = folder.with_name(f".{folder.name}.moved")
+def _moved(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.moved")
+
+
+def moved_to_files(
+    states: ClientStates, folder: Path, default: Any, round_number: int, root: str, attempt: int
+) -> StateFiles:
+    """Copies states that were kept without workers to a new store of files, which replaces the store in `folder`.
+
+    If the process is killed meanwhile, `open_states` finds the old store or the new one.
+    """
+    staging = _moved(folder)
     shutil.rmtree(staging, ignore_errors=True)
     num_clients = len(states) if isinstance(states, Sequence) else states.num_clients
     files = StateFiles.create(staging, default, num_clients, root=root)
@@ -114,7 +127,7 @@ def moved_to_files(states: ClientStates, folder: Path, default: Any, round_numbe
     close_states(states)
     discard(folder)
     staging.rename(folder)
-    return StateFiles.open(folder, round_number)
+    return StateFiles.open(folder, round_number, attempt)
 
 
 def close_states(states: ClientStates) -> None:

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import tff_pdp
+from tff_pdp.engines.base import LIBRARY_SETTINGS
 from tff_pdp.privacy.facts import Generator
 
 # Folders of the package whose code decides the result of a round: with the same key, other code may draw and round
 # differently.
 _ROOMS = ("data", "models", "algorithms", "privacy", "processes", "engines", "experiment", "training")
-# Settings of the libraries that compute.
-_VARIABLES = ("TF_", "XLA_", "ONEDNN_", "DNNL_", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "NPY_", "GLIBC_")
-_VARIABLES += ("CUBLAS_", "CUDNN_", "NVIDIA_")
 # Settings of logs change no result.
 _NOT_DECISIVE = "TF_CPP_"
 _LIBRARIES = ("tensorflow", "numpy", "tensorflow-federated", "tensorflow-privacy")
@@ -51,6 +49,7 @@ def arithmetic_of(
     import tensorflow as tf
 
     from tff_pdp.engines.devices import are_operations_deterministic
+    from tff_pdp.privacy.mechanisms.random_bits import gpu_is_visible
 
     found: dict[str, str | int] = {
         "sources": _SOURCES,
@@ -63,6 +62,8 @@ def arithmetic_of(
         "threads": tf.config.threading.get_intra_op_parallelism_threads(),
         # On the CPU as well, they are other operations.
         "operations": "deterministic" if are_operations_deterministic() else "any",
+        # Where a GPU is visible, bits, batches and clips have other operations, on the CPU as well.
+        "form": "for a GPU" if gpu_is_visible() else "for the CPU",
         "jit": str(tf.config.optimizer.get_jit()),
         "build": f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
         "variables": json.dumps(_variables()),
@@ -83,7 +84,9 @@ def of_first_version(arithmetic: Mapping[str, Any]) -> dict[str, Any]:
 
 def _variables() -> dict[str, str]:
     """Returns the settings of libraries in the environment, with the content of files that they name."""
-    names = [name for name in sorted(os.environ) if name.startswith(_VARIABLES) and not name.startswith(_NOT_DECISIVE)]
+    names = [
+        name for name in sorted(os.environ) if name.startswith(LIBRARY_SETTINGS) and not name.startswith(_NOT_DECISIVE)
+    ]
     values = {name: os.environ[name] for name in names}
     files = {name: Path(value) for name, value in values.items() if value and not value.startswith("-")}
     return values | {

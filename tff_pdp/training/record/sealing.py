@@ -112,7 +112,9 @@ def unsealed_files(folder: Path) -> Iterator[Path]:
     """
     # Leftovers of a killed `discard` of runs, and of users' states, too.
     places = [folder / CHECKPOINTS, folder / SEARCH, folder / STORE, folder.with_name(f".{folder.name}.removed")]
-    places += [folder / f".{name}.{end}" for name in (CHECKPOINTS, SEARCH, STORE) for end in ("removed", "tmp")]
+    places += [
+        folder / f".{name}.{end}" for name in (CHECKPOINTS, SEARCH, STORE) for end in ("removed", "tmp", "moved")
+    ]
     newest = checkpoint_files.complete(folder / CHECKPOINTS)[-1:]
     kept = [path / CONTENT_FILE for path in newest]
     for place in places:
