@@ -14,6 +14,10 @@ def clients(tmp_path_factory):
 @pytest.fixture(scope="session")
 def cluster():
     """A Ray cluster of this machine, on which engines start their workers; ended with the tests."""
+    from tff_pdp.engines.ray_workers.calls import PoolOptions
+    from tff_pdp.engines.ray_workers.engine import set_up_ray
+
+    set_up_ray(PoolOptions())
     import ray
 
     ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**29)

@@ -44,6 +44,10 @@ def shared_files():
 
 def test_killed_nodes_change_nothing(clients, tmp_path, undisturbed, monkeypatch):
     """Two nodes of Ray on this machine; before some rounds, one is killed as a whole and another one joins."""
+    from tff_pdp.engines.ray_workers.calls import PoolOptions
+    from tff_pdp.engines.ray_workers.engine import set_up_ray
+
+    set_up_ray(PoolOptions())
     import ray
     from ray.cluster_utils import Cluster
 

@@ -328,6 +328,8 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
     workers = training.workers
     if workers is not None:
         places = PoolOptions(workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker)
+        # Workers do without XLA (`ExperimentConfig.xla`).
+        del options["xla"]
         options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
     choose_operations(config)
     with running_engine("ray" if workers else training.engine, training.device, **options) as engine:

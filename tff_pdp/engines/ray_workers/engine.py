@@ -79,7 +79,7 @@ class RayEngine(InProcessEngine):
         self._directory = directory
         self._setups: dict[str, Any] = {}
         self._numbers = itertools.count()
-        _set_up_ray(options)
+        set_up_ray(options)
         from tff_pdp.engines.ray_workers.pool import Pool  # Imports Ray.
 
         self.pool = Pool(build_host, options)
@@ -143,7 +143,7 @@ class RayEngine(InProcessEngine):
         return self._setups[key]
 
 
-def _set_up_ray(options: PoolOptions) -> None:
+def set_up_ray(options: PoolOptions) -> None:
     """Sets what Ray reads when it is imported."""
     # Workers without GPUs are told to use the CPU, so that Ray need not hide GPUs from them.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

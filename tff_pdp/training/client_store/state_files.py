@@ -7,6 +7,7 @@ newest state. Indexes are saved with checkpoints; files that no saved index need
 
 import dataclasses
 import hashlib
+import os
 import re
 import uuid
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from tff_pdp.digests import read_json, write_json
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
 from tff_pdp.engines.far_values import FarValues, ResultValues
 from tff_pdp.errors import DataError
-from tff_pdp.files import remove_attempts, sync, write_atomically
+from tff_pdp.files import remove_attempts, replacing, sync, write_atomically
 from tff_pdp.training.client_store.layout import StateLayout, with_client_axis
 from tff_pdp.training.client_store.shard import checksum
 
@@ -367,8 +368,12 @@ def write_whole(url: str, content: bytes) -> None:
     """
     system, path = fsspec.core.url_to_fs(url)
     if "file" in system.protocol:
-        # The folder can be read by the owner alone.
-        write_atomically(Path(path), [content])
+        with replacing(Path(path)) as attempt:
+            descriptor = os.open(attempt, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
     else:
         system.pipe_file(path, content)
 
