@@ -28,7 +28,13 @@ def without_workers(clients, tmp_path_factory):
 
 def settings(parallelism):
     # Parts of three clients, so that there are as many parts as workers.
-    return {"training__client_parallelism": parallelism, "training__clients_per_call": 3}
+    return {
+        "training__client_parallelism": parallelism,
+        "training__clients_per_call": 3,
+        "training__rounds": 20,
+        "training__evaluate_every": 10,
+        "training__checkpoint_every": 10,
+    }
 
 
 @pytest.mark.parametrize(

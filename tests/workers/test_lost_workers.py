@@ -9,20 +9,19 @@ import time
 
 import pytest
 
-from tests.tiers import amount
 from tests.workers.runs import experiment_of, trained
 from tff_pdp.training import train as training
 from tff_pdp.training.record.charges import read_charges
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.usefixtures("lent_workers")]
-ROUNDS = 12
+ROUNDS = 16
 SETTINGS = {"training__rounds": ROUNDS, "training__evaluate_every": ROUNDS}
 
 
 @pytest.fixture
 def undisturbed(clients, tmp_path):
-    """The digest of the training without workers."""
-    return trained(experiment_of(clients, tmp_path / "undisturbed", "mr_mtl", **SETTINGS), "mr_mtl")
+    """A function: the digest of a training without workers."""
+    return lambda name: trained(experiment_of(clients, tmp_path / "undisturbed", name, **SETTINGS), name)
 
 
 def before_rounds(monkeypatch, act):
@@ -36,9 +35,9 @@ def before_rounds(monkeypatch, act):
     monkeypatch.setattr(training, "run_round", acting)
 
 
-def check_ledger(config):
+def check_ledger(config, name):
     """No round was drawn anew. The digest of a training includes its ledger, which has every round once."""
-    charges = read_charges(config.algorithm_folder("mr_mtl"))
+    charges = read_charges(config.algorithm_folder(name))
     assert charges.through_round == ROUNDS
     assert charges.attempt.number == 0
 
@@ -54,25 +53,37 @@ def pids(engines, num_workers):
     return engine.pool.pids()
 
 
-@pytest.mark.all
-def test_killed_workers_change_nothing(clients, tmp_path, engines, monkeypatch, undisturbed):
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        pytest.param("mr_mtl", 4, marks=pytest.mark.all),
+        pytest.param("mr_mtl", 1, marks=pytest.mark.hurt),
+        pytest.param("centaur", 1, marks=pytest.mark.hurt),
+    ],
+)
+def test_killed_workers_change_nothing(clients, tmp_path, engines, monkeypatch, undisturbed, name, every):
+    """One of two workers is killed at some moment of every round, or of some rounds."""
     draw = random.Random(0)
     killed = []
 
     def kill(number):
-        if killed or number > 1:
+        if number % every == 0:
             victim = draw.choice(pids(engines, 2))
-            delay = draw.uniform(0, 0.05)
-            threading.Timer(delay, os.kill, (victim, signal.SIGKILL)).start()
             killed.append(victim)
+            threading.Timer(draw.uniform(0, 0.05), kill_if_alive, [victim]).start()
 
-    config = experiment_of(clients, tmp_path / "killed", "mr_mtl", 2, **SETTINGS)
-    trained(experiment_of(clients, tmp_path / "warm", "mr_mtl", 2, training__rounds=1), "mr_mtl")
+    config = experiment_of(clients, tmp_path / "killed", name, 2, **SETTINGS)
+    trained(experiment_of(clients, tmp_path / "warm", name, 2, training__rounds=1), name)
     with monkeypatch.context() as patch:
-        before_rounds(patch, lambda number: kill(number) if number % amount(test=6, all=4) == 0 else None)
-        assert trained(config, "mr_mtl") == undisturbed
-    assert killed
-    check_ledger(config)
+        before_rounds(patch, kill)
+        assert trained(config, name) == undisturbed(name)
+    assert len(killed) >= ROUNDS // every
+    check_ledger(config, name)
+
+
+def kill_if_alive(pid):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.all
@@ -91,10 +102,10 @@ def test_a_stopped_worker_does_not_stop_a_run(clients, tmp_path, engines, monkey
     try:
         with monkeypatch.context() as patch:
             before_rounds(patch, stop)
-            assert trained(config, "mr_mtl") == undisturbed
+            assert trained(config, "mr_mtl") == undisturbed("mr_mtl")
     finally:
         for pid in stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     assert time.monotonic() - started < 600
-    check_ledger(config)
+    check_ledger(config, "mr_mtl")
