@@ -48,6 +48,9 @@ def lent_workers(engines, monkeypatch):
             return
         key = options["options"], options["client_parallelism"], options["clients_per_call"]
         if key not in kept:
+            # Workers take most of a gigabyte each.
+            for other in [*kept]:
+                kept.pop(other).close()
             kept[key] = stack.enter_context(contextlib.closing(build_engine(name, device, **options)))
         kept[key].choices = options["choices"] if options["choices"] is not None else {}
         with kept[key].install():

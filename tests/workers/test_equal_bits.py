@@ -12,7 +12,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("lent_workers")]
 # Combinations that `make test` and `make test-all` run; `make test-hurt` runs the others.
 QUICK = [("mr_mtl", "loop", 2), ("centaur", "vectorized", 2)]
 ALL = [*QUICK, *((name, "loop", 2) for name in ALGORITHMS), ("mr_mtl", "loop", 1), ("mr_mtl", "loop", 4)]
-EVERY = [(name, way, number) for name in ALGORITHMS for way in ("loop", "vectorized") for number in (1, 2, 4)]
+# Tests that share workers follow one another.
+EVERY = [(name, way, number) for number in (1, 4, 2) for way in ("vectorized", "loop") for name in ALGORITHMS]
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,8 @@ def test_killed_nodes_change_nothing(clients, tmp_path, undisturbed, monkeypatch
 
     before = ray_processes()
     draw = random.Random(0)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    # Connected before further nodes join: Ray ends a process whose own node is killed.
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
         settings = {**SETTINGS, "training__workers": {"num_workers": 2, "address": cluster.address}}
