@@ -41,7 +41,7 @@ CountOrZero = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
 # Ways to compute clients that an experiment can ask for.
 ClientParallelism = Literal["auto", "loop", "vectorized"]
-# Where XLA compiles the work of stacked clients: on a GPU, everywhere or nowhere.
+# Devices on which XLA compiles the work of stacked clients: a GPU, all, or none.
 Xla = Literal["auto", "always", "never"]
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of the start makes of its measurements, and where it ends the demo."""
+"""The benchmark of the start: the figures that it makes of its measurements, and the end of its demo."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_medians_are_of_the_counted_starts(monkeypatch):
         module, argument = command[2:4]
         name = argument if module == "tff_pdp.cli" else module
         started.append(name)
-        # Starts of one command take 1, 2, 3, ... s; the first is not counted. Of this, half is processor time.
+        # Starts of one command take 1, 2, 3, ... s; the first is not counted. Half of it is processor time.
         wall = float(started.count(name))
         parts = {part: {"s": wall * number, "cpu_s": wall} for number, part in enumerate(first_round.PARTS)}
         return Cost(cpu_s=wall / 2, wall_s=wall, peak_rss_mb=0.0, output="a line before\n" + json.dumps(parts))

@@ -264,7 +264,7 @@ class StateFiles:
         if chosen not in saved:
             raise DataError(f"{folder}: there are no states of round {chosen}: restore the folder from a copy")
         root = contents["root"] or str(folder.resolve())
-        # Of workers that were killed while they wrote; others have ended with their head.
+        # Left by workers that were killed while they wrote; other workers have ended with their head.
         remove_attempts(folder)
         recipe = StatesRecipe(contents["store"], root, contents["layout"], bytes.fromhex(contents["default"]))
         return cls(folder, recipe, _read_index(_index_path(folder, chosen)), chosen, attempt)

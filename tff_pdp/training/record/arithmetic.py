@@ -62,7 +62,7 @@ def arithmetic_of(
         "threads": tf.config.threading.get_intra_op_parallelism_threads(),
         # On the CPU as well, they are other operations.
         "operations": "deterministic" if are_operations_deterministic() else "any",
-        # Where a GPU is visible, bits, batches and clips have other operations, on the CPU as well.
+        # If a GPU is visible, bits, batches and clips have other operations, on the CPU as well.
         "form": "for a GPU" if gpu_is_visible() else "for the CPU",
         "jit": str(tf.config.optimizer.get_jit()),
         "build": f"{tf.version.GIT_VERSION} {tf.version.COMPILER_VERSION}",
