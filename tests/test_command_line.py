@@ -264,7 +264,7 @@ def test_modules_are_loaded_without_garbage_collection_and_left_out_of_it_later(
         made_since = [[] for _ in range(100)]
         with loading():
             importlib.import_module("module_that_looks")
-        assert gc.get_freeze_count() == frozen and len(made_since) == 100
+        assert gc.get_freeze_count() <= frozen and len(made_since) == 100
     finally:
         gc.unfreeze()
 

@@ -37,7 +37,7 @@ class Stepped:
         self.folder = config.algorithm_folder(NAME)
         self.stack = contextlib.ExitStack()
         self.state, self.spending = training._start_or_resume(
-            config, self.method, self.folder, engine.device, resume, self.stack
+            config, self.method, self.folder, engine, resume, self.stack
         )
         self.data = self.method.round_data("train")
 

@@ -58,7 +58,7 @@ def one_round(engine, model, estimator, num_clients=3, local_steps=3):
         )
         program = list(engine._programs.values())[-1]
         weights = [np.asarray(each) for each in states.columns()["weights"].values()]
-    step = program._client_steps[0, program.mode]
+    step = program._client_steps[0, program.mode, program.has_batched_convolutions]
     return weights, inspect.getclosurevars(step.function).nonlocals["concrete"]
 
 

@@ -138,10 +138,10 @@ def test_errors_of_stacks_alone_leave_the_loop(monkeypatch):
 def test_with_two_cores_the_loop_is_prepared_beside_the_stacks(cores, monkeypatch):
     build, threads = execution.build_client_step, {}
 
-    def noted(*arguments, stacked):
+    def noted(*arguments, stacked, compiled):
         assert stacked not in threads, "each form is traced once"
         threads[stacked] = threading.get_ident()
-        return build(*arguments, stacked=stacked)
+        return build(*arguments, stacked=stacked, compiled=compiled)
 
     monkeypatch.setattr(execution, "build_client_step", noted)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))

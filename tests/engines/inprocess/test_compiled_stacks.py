@@ -161,7 +161,7 @@ def test_auto_times_stacks_with_and_without_xla(monkeypatch):
     compute = at_clients(lambda x: tf.tanh(x) + 1.0)
     timed = {}
     with inprocess("auto", xla="always") as engine, engine.install():
-        program = engine._load(compute)
+        program = engine.load(compute)
         compare = program.compare
         monkeypatch.setattr(program, "compare", lambda *given: timed.update(compare(*given)) or timed)
         found = np.stack(list(compute(vectors(4))))
@@ -175,7 +175,7 @@ def test_a_cpu_compiles_nothing_by_default():
     with inprocess("vectorized", device="cpu", choices=choices) as engine, engine.install():
         compute = at_clients(lambda x: 2 * x)
         compute(vectors(4))
-        assert not engine._load(compute).is_compiled
+        assert not engine.load(compute).is_compiled
     assert not choices
 
 

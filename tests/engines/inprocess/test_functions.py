@@ -13,6 +13,7 @@ from tests.tiers import parameters
 from tff_pdp import _tff
 from tff_pdp.engines.inprocess import engine as engine_context
 from tff_pdp.errors import EngineError
+from tff_pdp.processes import vectorizable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -108,7 +109,7 @@ def test_what_pfor_fails_on_is_computed_one_by_one(caplog, monkeypatch):
     def fail(*_):
         raise AssertionError
 
-    monkeypatch.setattr(tf, "vectorized_map", fail)
+    monkeypatch.setattr(vectorizable._control_flow, "pfor", fail)
 
     @_tff.tensorflow_computation(VECTOR)
     def double(x):

@@ -96,8 +96,8 @@ def test_bits_do_not_depend_on_the_number_of_devices_and_each_device_has_its_sha
     assert found["1"][0] == found["2"][0] == found["3"][0] == found["cpu"][0]
     # 21 clients in 8 lanes: five lanes have three clients, three have two. Lanes 0, 2, 4 and 6 are on the first of two.
     assert found["1"][1] == {"CPU:1": 21}
-    assert found["2"][1] == {"CPU:1": 3 + 3 + 3 + 2, "CPU:2": 3 + 3 + 2 + 2}
-    assert found["3"][1] == {"CPU:1": 3 + 3 + 2, "CPU:2": 3 + 3 + 2, "CPU:3": 3 + 2}
+    assert found["2"][1] == {"CPU:1": 2 + 2 + 3 + 3, "CPU:2": 3 + 3 + 2 + 3}
+    assert found["3"][1] == {"CPU:1": 2 + 3 + 3, "CPU:2": 3 + 3 + 3, "CPU:3": 2 + 2}
     assert [found[number][2] for number in "123"] == ["cpu:1", "gpu", "gpu"]
     assert {found[number][3] for number in "123"} == {"CPU:1"}
     # 21 summands below 2, each with a rounding of 2^-24.

@@ -142,8 +142,8 @@ def test_the_ledger_holds_the_whole_search_within_the_budget_and_the_method_can_
 def test_the_pivot_run_is_a_training_with_the_methods_own_hyper_parameters(searched, monkeypatch):
     """Who repeats with those, and draws the same batches and noise, gets the pivot run's model."""
     config = searched(search={"values": {"prox_weight": [1.0]}})
-    own_seed = RunKey.client_seed
-    monkeypatch.setattr(RunKey, "client_seed", lambda self, number, client_id, run=0: own_seed(self, number, client_id))
+    own_seeds = RunKey.client_seeds
+    monkeypatch.setattr(RunKey, "client_seeds", lambda self, number, ids, run=0: own_seeds(self, number, ids))
     fix_numbers(monkeypatch, [1, 1, 1])
     tuned = tune(config, "mr_mtl", progress=False)
     method = build_method(config, "mr_mtl")
