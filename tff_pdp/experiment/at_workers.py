@@ -127,10 +127,12 @@ class ParamsRecipe:
     def load(self, host: "MethodHost", rows: np.ndarray, member_type: Any) -> ClientValues:
         """Computes the parameters of some clients."""
         del member_type
+        return self.made_by(host.method(self.method).client_params, rows)
+
+    def made_by(self, client_params: Callable[..., ClientValues], rows: np.ndarray) -> ClientValues:
+        """Computes the parameters of some clients by the method's `client_params`."""
         changed = {name: values[rows] for name, values in self.changed.items()}
-        return host.method(self.method).client_params(
-            self.run_key, self.round_number, self.places[rows], changed=changed, run=self.run
-        )
+        return client_params(self.run_key, self.round_number, self.places[rows], changed=changed, run=self.run)
 
 
 class MethodHost:
@@ -215,11 +217,7 @@ class MethodAtWorkers(Method):
         """Describes the parameters of clients in one round; arguments are as in `Method.client_params`."""
         chosen = np.arange(len(self.clients.client_ids)) if places is None else np.asarray(places, np.int64)
         recipe = ParamsRecipe(self.address, run_key, round_number, chosen, dict(changed or {}), run)
-
-        def bring(rows: np.ndarray) -> ClientValues:
-            own = {name: values[rows] for name, values in recipe.changed.items()}
-            return super(MethodAtWorkers, self).client_params(run_key, round_number, chosen[rows], changed=own, run=run)
-
+        bring = functools.partial(recipe.made_by, super().client_params)
         return FarValues(self.client_params_type, recipe, np.arange(len(chosen)), bring)
 
 

@@ -48,6 +48,11 @@ def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -
     ]
 
 
+def clients_of(part: Sequence[Chunk]) -> np.ndarray:
+    """Returns the clients of a part, in the order of its calls: int64 `[clients]`."""
+    return np.concatenate(list(part))
+
+
 class Node(NamedTuple):
     """A node of the tree of sums: the parts from `first` to `first + size`, where `size` is a power of two.
 

@@ -16,7 +16,7 @@ from tff_pdp.engines.far_values import FarValues, ResultValues
 from tff_pdp.engines.inprocess.engine import InProcessEngine
 from tff_pdp.engines.inprocess.execution import LoadedProgram, few
 from tff_pdp.engines.inprocess.graphs import Leaves
-from tff_pdp.engines.inprocess.parts import Mode, divide, total
+from tff_pdp.engines.inprocess.parts import Mode, clients_of, divide, total
 from tff_pdp.engines.ray_workers.calls import (
     AddUp,
     Bring,
@@ -208,7 +208,7 @@ class _Results:
     def keep(self, level: int, name: str, writer: Writer) -> list[np.ndarray]:
         """Has the values of all clients stored by a writer; returns each part's clients in the stored order."""
         self.ask(level, Keep(name, writer))
-        return [np.concatenate(list(part)) for part in self._call.parts]
+        return [clients_of(part) for part in self._call.parts]
 
 
 def _compact(leaf: np.ndarray) -> np.ndarray | Filled:

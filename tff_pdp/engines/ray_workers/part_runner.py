@@ -15,7 +15,7 @@ from tff_pdp.engines.inprocess.clients import arrange
 from tff_pdp.engines.inprocess.engine import InProcessEngine
 from tff_pdp.engines.inprocess.execution import LoadedProgram
 from tff_pdp.engines.inprocess.graphs import Leaves
-from tff_pdp.engines.inprocess.parts import Chunk, Mode, merged_nodes
+from tff_pdp.engines.inprocess.parts import Chunk, Mode, clients_of, merged_nodes
 from tff_pdp.engines.ray_workers.calls import AddUp, Answer, Bring, Call, Filled, Host, Keep, LevelInputs, Request
 from tff_pdp.errors import EngineError
 
@@ -121,7 +121,7 @@ class PartRunner:
         return self._inputs[key]
 
     def _load(self, call: Call, program: LoadedProgram, chunks: Sequence[Chunk]) -> _Part:
-        positions = np.concatenate(list(chunks))
+        positions = clients_of(chunks)
         ends = np.cumsum([len(chunk) for chunk in chunks])
         own_chunks = [np.arange(end - len(chunk), end) for chunk, end in zip(chunks, ends, strict=True)]
         values = {
@@ -159,7 +159,7 @@ class PartRunner:
             return [(node, [leaf.numpy() for leaf in sums]) for node, sums in nodes]
         if isinstance(request, Bring):
             return [
-                (_positions(call.parts[part])[group.indices], [leaf.numpy() for leaf in group.leaves], group.stacked)
+                (clients_of(call.parts[part])[group.indices], [leaf.numpy() for leaf in group.leaves], group.stacked)
                 for part in parts
                 for group in known[part].values[request.name].groups
             ]
@@ -180,10 +180,6 @@ class PartRunner:
             if store == key[0] and place[-1] != key[-1]
         }
         self._written[key] = values
-
-
-def _positions(chunks: Sequence[Chunk]) -> np.ndarray:
-    return np.concatenate(list(chunks))
 
 
 def _num_bytes(leaf: Any) -> int:

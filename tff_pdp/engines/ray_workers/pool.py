@@ -119,15 +119,7 @@ class Pool:
             shutil.rmtree(self._folder or "", ignore_errors=True)
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
-        """Sets a check that every worker must pass, now and when it is replaced.
-
-        Args:
-          facts: function that a worker calls for facts of its machine.
-          check: function of these facts that returns an error; empty if there is none.
-
-        Raises:
-          EngineError: a worker does not pass.
-        """
+        """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
         self._facts, self._check = facts, check
         for member in [member for member in self._members if member.name]:
             self._ask_again(member)
