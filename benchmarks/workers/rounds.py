@@ -34,8 +34,26 @@ class ExamplesOfClients:
         return host.examples(self.setup_key, rows, member_type)
 
 
+@dataclasses.dataclass(frozen=True)
+class DrawnWorkload(FedAvgWorkload):
+    """A workload whose clients' examples stay in memory, so that drawing them takes no part of a round's time."""
+
+    @classmethod
+    def of(cls, workload: FedAvgWorkload) -> "DrawnWorkload":
+        """Draws the examples of all clients."""
+        drawn = cls(**{field.name: getattr(workload, field.name) for field in dataclasses.fields(workload)})
+        for client in range(drawn.population):
+            drawn.client_data(client)
+        return drawn
+
+    @functools.cache  # noqa: B019 - a process has one or two workloads.
+    def client_data(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the examples of one client."""
+        return super().client_data(client)
+
+
 class WorkloadHost:
-    """Builds a workload's computation at a worker, and keeps the examples of all clients that were asked for."""
+    """Builds a workload's computation at a worker, and keeps the examples of all clients."""
 
     def __init__(self):
         """Prepares to build workloads when they are asked for."""
@@ -48,7 +66,7 @@ class WorkloadHost:
 
     def learn(self, key: str, setup: FedAvgWorkload) -> None:
         """Keeps a workload under its name."""
-        self._workloads[key] = setup
+        self._workloads[key] = DrawnWorkload.of(setup)
 
     def computation(self, address: tuple[Address, str]) -> Any:
         """Returns a round's computation."""
@@ -58,7 +76,6 @@ class WorkloadHost:
         """Returns the examples of some clients."""
         return ClientValues.from_members(member_type, [self._client(key, int(client)) for client in clients])
 
-    @functools.cache  # noqa: B019 - a worker has one host.
     def _client(self, key: str, client: int) -> Any:
         x, y = self._workloads[key].client_data(client)
         return collections.OrderedDict(x=x, y=y.astype(np.int64), num_examples=np.int32(len(y)))

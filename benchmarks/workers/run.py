@@ -2,7 +2,8 @@
 
 Two figures are ratios on W1: two workers with one core each, beside one worker with one core, and beside a process that
 uses both cores. The third is the difference between W2 with one worker and W2 in one process on one core, in
-milliseconds. Rounds alternate between the forms, so that all forms see the same machine.
+milliseconds. A round's time includes stacking the clients' examples, which all forms have in memory, client by client.
+Rounds alternate between the forms, so that all forms see the same machine.
 """
 
 import argparse
@@ -11,7 +12,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import ray
 from benchmarks.machine import describe_machine
 from benchmarks.rounds.contenders.ours import FedAvgRounds
 from benchmarks.rounds.workloads import build_workload
-from benchmarks.workers.rounds import FarFedAvgRounds
+from benchmarks.workers.rounds import DrawnWorkload, FarFedAvgRounds
+from tff_pdp.engines.ray_workers.pool import SYSTEM_CONFIG
 from tff_pdp.engines.running import build_engine
 
 RESULTS = Path(__file__).parents[1] / "results" / "workers.json"
@@ -57,7 +59,9 @@ def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict
     workload = build_workload(name)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_cluster(3))
-        here = FedAvgRounds(workload, build_engine("inprocess", "cpu", client_parallelism=parallelism))
+        here = FedAvgRounds(
+            DrawnWorkload.of(workload), build_engine("inprocess", "cpu", client_parallelism=parallelism)
+        )
         far = {}
         for number in (1, 2):
             far[number] = FarFedAvgRounds(workload, number, parallelism)
@@ -74,7 +78,7 @@ def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict
         for number in range(1, _WARM_UP + passes + 1):
             for form, (rounds, held) in forms.items() if number % 2 else reversed(forms.items()):
                 with _held(held), rounds.engine.install():
-                    seconds[form].append(_seconds(rounds.run, rounds.prepare(number)))
+                    seconds[form].append(_seconds(rounds, number))
     return {
         form: {"median": statistics.median(found[_WARM_UP:]), "fastest": min(found[_WARM_UP:])}
         for form, found in seconds.items()
@@ -84,16 +88,16 @@ def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict
 @contextlib.contextmanager
 def _cluster(num_cores: int) -> Iterator[None]:
     """Starts Ray on this machine, for the workers of several engines."""
-    ray.init(num_cpus=num_cores, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=num_cores, include_dashboard=False, log_to_driver=False, _system_config=SYSTEM_CONFIG)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _seconds(run: Callable[[Any], Any], prepared: Any) -> float:
+def _seconds(rounds: Any, number: int) -> float:
     started = time.perf_counter()
-    run(prepared)
+    rounds.run(rounds.prepare(number))
     return time.perf_counter() - started
 
 

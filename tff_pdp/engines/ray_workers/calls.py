@@ -157,23 +157,22 @@ class ByValue:
     """A recipe that contains the values themselves, for values that are in no store.
 
     Attributes:
-      members: leaves of each client's value.
+      groups: positions, leaves, and whether the leaves have an axis of clients, for each group of the values.
     """
 
-    members: tuple[tuple[np.ndarray, ...], ...] = dataclasses.field(hash=False)
+    groups: "tuple[tuple[Chunk, Arrays, bool], ...]" = dataclasses.field(hash=False)
     is_lasting = False
 
     @classmethod
     def of(cls, values: ClientValues) -> "ByValue":
         """Copies the values of all clients."""
-        return cls(tuple(tuple(leaf.numpy() for leaf in values.leaves_of(index)) for index in range(len(values))))
+        return cls(
+            tuple((group.indices, [leaf.numpy() for leaf in group.leaves], group.stacked) for group in values.groups)
+        )
 
     def load(self, host: Any, rows: np.ndarray, member_type: Any) -> ClientValues:
         """Returns the values of some clients."""
-        chosen = [tuple(map(tf.constant, self.members[row])) for row in rows]
-        return ClientValues(
-            member_type, [ClientGroup(np.array([place]), leaves, False) for place, leaves in enumerate(chosen)]
-        )
+        return ClientValues(member_type, groups_of(self.groups)).select(rows)
 
 
 def groups_of(answers: Sequence[tuple[Chunk, list[np.ndarray], bool]]) -> list[ClientGroup]:

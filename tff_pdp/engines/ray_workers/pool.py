@@ -36,6 +36,8 @@ _MOST_DEATHS, _MOST_FAILED_STARTS = 5, 3
 _SECONDS_TO_START = 600.0
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 2**30
+# Answers of up to 4 MiB come in the message itself: for sums of a small model faster than through the object store.
+SYSTEM_CONFIG = {"enable_metrics_collection": False, "max_direct_call_object_size": 2**22}
 _FAILURES = (
     ray.exceptions.ActorDiedError,
     ray.exceptions.ActorUnavailableError,
@@ -346,7 +348,7 @@ def _connect(options: PoolOptions) -> str:
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
-                _system_config={"enable_metrics_collection": False},
+                _system_config=SYSTEM_CONFIG,
                 **quiet,
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
