@@ -2,14 +2,16 @@
 
 Two figures are ratios on W1: two workers with one core each, beside one worker with one core, and beside a process that
 uses both cores. The third is the difference between W2 with one worker and W2 in one process on one core, in
-milliseconds. A round's time includes stacking the clients' examples, which all forms have in memory, client by client.
-Rounds alternate between the forms, so that all forms see the same machine.
+milliseconds. The fourth is the growth of this process's largest memory from rounds of 20 clients to rounds of 400
+clients, in MB, with one worker. A round's time includes stacking the clients' examples, which all forms have in memory,
+client by client. Rounds alternate between the forms, so that all forms see the same machine.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import resource
 import statistics
 import time
 from collections.abc import Iterator
@@ -38,6 +40,8 @@ def main() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         parser.error("the measurement needs two cores")
+    # First, because the largest memory of a process only grows.
+    growth = _growth("W2", (20, 400))
     rows = {
         "W1": _measure("W1", "loop", cores[:2], options.passes),
         "W2": _measure("W2", "vectorized", cores[:2], options.passes),
@@ -48,6 +52,7 @@ def main() -> None:
         / rows["W1"]["one process, two cores"]["median"],
         "one worker - one process on one core, W2, ms": 1000
         * (rows["W2"]["one worker"]["median"] - rows["W2"]["one process, one core"]["median"]),
+        "growth of this process's memory from 20 to 400 clients at one worker, W2, MB": growth,
     }
     options.output.write_text(
         json.dumps({"machine": describe_machine(), "rows": rows, "figures": figures}, indent=2) + "\n"
@@ -83,6 +88,19 @@ def _measure(name: str, parallelism: str, cores: list[int], passes: int) -> dict
         form: {"median": statistics.median(found[_WARM_UP:]), "fastest": min(found[_WARM_UP:])}
         for form, found in seconds.items()
     }
+
+
+def _growth(name: str, sizes: tuple[int, int]) -> float:
+    """Returns how many MB the largest resident memory of this process grows with the number of clients in a round."""
+    largest = []
+    with _cluster(1):
+        for size in sizes:
+            rounds = FarFedAvgRounds(build_workload(name, size, max(sizes)), 1, "vectorized")
+            with contextlib.closing(rounds.engine), rounds.engine.install():
+                for number in range(1, _WARM_UP + 2):
+                    rounds.run(rounds.prepare(number))
+            largest.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    return largest[1] - largest[0]
 
 
 @contextlib.contextmanager

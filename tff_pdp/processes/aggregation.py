@@ -13,7 +13,13 @@ from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.privacy.mechanisms.parameters import UserMechanism
 from tff_pdp.privacy.mechanisms.random_bits import draw_gaussians
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
-from tff_pdp.privacy.mechanisms.user_queries import build_query, clip_record, record_in_steps, records_in_steps
+from tff_pdp.privacy.mechanisms.user_queries import (
+    build_query,
+    clip_record,
+    record_in_steps,
+    records_in_steps,
+    sum_in_steps,
+)
 from tff_pdp.processes.client_work import build_public_work
 from tff_pdp.processes.vectorizable import vectorizable
 
@@ -143,7 +149,7 @@ def build_user_aggregation(
     specs = _specs(released_type)
     sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(specs)]
     unset = UserMechanism(math.nan, math.nan, user_sum.sampling_rate, math.nan)
-    in_steps = vectorizable(record_in_steps, records_in_steps, num_shared=2)
+    in_steps = vectorizable(record_in_steps, records_in_steps, num_shared=2, summed=sum_in_steps)
     query = build_query(user_sum.noise, sum(sizes), unset, np.zeros([2, 2], np.int64), user_sum.generator, in_steps)
     # No other factory around this one: TFF's default zeroing reads norms that carry no noise.
     process = _tff.DifferentiallyPrivateFactory(query).create(_tff.TensorType(np.float32, [sum(sizes)]))

@@ -32,11 +32,14 @@ class StackedRule:
       function: function with the same arguments and results as the function for one client, but with a leading axis of
         clients on all results, and on all arguments except the shared ones.
       num_shared: number of shared arguments, which are equal for all clients and come first.
+      summed: function with the arguments of `function`, which returns the sums of the results over the clients; None if
+        there is no such function. An engine that needs only the sums calls this function in place of `function`.
       structure: nested structure of the arguments; None until the function for one client has been traced.
     """
 
     function: Callable[..., Any]
     num_shared: int
+    summed: Callable[..., Any] | None = None
     structure: Any = None
 
     def is_shared(self) -> list[bool]:
@@ -51,18 +54,31 @@ class StackedRule:
         """Calls `function` with flattened arguments, and returns flattened results."""
         return tf.nest.flatten(self.function(*tf.nest.pack_sequence_as(self.structure, arguments)))
 
+    def call_summed(self, arguments: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Calls `summed`, which must not be None, with flattened arguments, and returns flattened sums."""
+        if self.summed is None:
+            raise TypeError("the function has no form that adds up its results")
+        return tf.nest.flatten(self.summed(*tf.nest.pack_sequence_as(self.structure, arguments)))
 
-def vectorizable(function: Callable[..., Any], stacked: Callable[..., Any], *, num_shared: int) -> Callable[..., Any]:
+
+def vectorizable(
+    function: Callable[..., Any],
+    stacked: Callable[..., Any],
+    *,
+    num_shared: int,
+    summed: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
     """Returns a function to be called in place of `function` in a TensorFlow computation, with `stacked` attached.
 
     Args:
       function: function for one client, whose arguments and results are nests of tensors.
       stacked: function for a stack of clients; see `StackedRule.function`.
       num_shared: number of shared arguments, which are equal for all clients and come first.
+      summed: function that adds up the results over the clients; see `StackedRule.summed`.
     """
     # Unlike a counter, a UUID cannot name another function in the process that a computation is sent to.
     name = f"vectorizable_{uuid.uuid4().hex}"
-    rule = _rules[name] = StackedRule(stacked, num_shared)
+    rule = _rules[name] = StackedRule(stacked, num_shared, summed)
 
     def traced(*arguments: Any) -> Any:
         structure = tf.nest.map_structure(lambda _: 0, arguments)

@@ -18,6 +18,7 @@ from tests.engines.inprocess.inprocess_support import (
     vectors,
 )
 from tff_pdp import _tff
+from tff_pdp.processes.vectorizable import vectorizable
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -162,3 +163,35 @@ def test_data_sets_are_computed_one_by_one_which_is_logged(caplog):
         for _ in range(2):
             assert_same(totals([[1, 2], [3]]), [np.int32(3), np.int32(3)])
     assert messages_of(caplog) == ["clients are computed one by one, because data sets cannot be stacked"]
+
+
+# Sums over a stack
+# -----------------
+
+
+@pytest.mark.parametrize("returns_values", [False, True])
+def test_clients_values_of_which_only_the_sum_is_used_are_not_made(returns_values):
+    asked = []
+
+    def stacked(x):
+        asked.append("values")
+        return 2 * x
+
+    def summed(x):
+        asked.append("sum")
+        return 2 * tf.reduce_sum(x, axis=0)
+
+    twice = vectorizable(lambda x: 2 * x, stacked, num_shared=0, summed=summed)
+    double_one = _tff.tensorflow_computation(lambda x: twice(x), VECTOR)
+
+    @_tff.federated_computation(_tff.at_clients(VECTOR))
+    def compute(x):
+        doubled = _tff.federated_map(double_one, x)
+        total = _tff.federated_sum(doubled)
+        return (total, doubled) if returns_values else total
+
+    with inprocess("vectorized") as engine, engine.install():
+        result = compute(vectors(3))
+    total = result[0] if returns_values else result
+    np.testing.assert_array_equal(total, 2 * np.sum(vectors(3), axis=0))
+    assert sorted(set(asked)) == (["sum", "values"] if returns_values else ["sum"])

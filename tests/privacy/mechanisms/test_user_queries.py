@@ -28,6 +28,7 @@ from tff_pdp.privacy.mechanisms.user_queries import (
     clip_record,
     record_in_steps,
     records_in_steps,
+    sum_in_steps,
 )
 
 SEED = np.array([2**62 + 7, -(2**61)], np.int64)
@@ -498,6 +499,21 @@ def test_several_records_are_clipped_and_rounded_each_by_itself(size):
     np.testing.assert_array_equal(in_steps[0], np.trunc(records[0].astype(np.float64) * 2**20))
     assert not in_steps[3:].numpy().any()
     assert norms[4:].numpy().tolist() == [math.inf] * 2
+
+
+@pytest.mark.parametrize("size", [10, 5000])
+@pytest.mark.parametrize("num_records", [1, 4, 6])
+def test_the_sum_of_several_records_is_exact(size, num_records):
+    records = np.random.default_rng(num_records).normal(size=(num_records, size)).astype(np.float32)
+    records[-1, 1] = math.nan if num_records == 6 else 0.5
+    clip_norm, step = tf.constant(30.0), tf.constant(2.0**-20, tf.float64)
+    in_steps, norms = records_in_steps(clip_norm, step, tf.constant(records))
+    summed = tf.function(sum_in_steps, autograph=False).get_concrete_function(
+        clip_norm, step, tf.TensorSpec([None, size])
+    )
+    total, sum_of_norms = summed(clip_norm, step, tf.constant(records))
+    np.testing.assert_array_equal(total, in_steps.numpy().sum(axis=0))
+    np.testing.assert_allclose(sum_of_norms, norms.numpy().sum(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [10, 5000])

@@ -10,7 +10,7 @@ from tff_pdp.engines import structures
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
 from tff_pdp.engines.inprocess.program import Statement, without_placement
-from tff_pdp.engines.inprocess.stacked import stack
+from tff_pdp.engines.inprocess.stacked import as_column, stack
 
 _ANY_SHAPE: Any = None
 
@@ -64,9 +64,15 @@ def add(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: t
             return _accumulated(statement, sums, columns)
         return _accumulated_in_turn(statement, sums, columns, num_clients)
     combine, reduce, _ = _SUMS[statement.uri or ""]
-    values = _values(statement, evaluator, num_clients)
-    if num_clients is not None:
-        values = [reduce(value, axis=0) for value in values]
+    if num_clients is not None and statement.uri in ("federated_mean", "federated_sum"):
+        leaves = structures.flatten(
+            evaluator.evaluate(statement.value.argument), without_placement(statement.value.argument.type_signature)
+        )
+        values = [as_column(leaf).total(num_clients) for leaf in leaves]
+    else:
+        values = _values(statement, evaluator, num_clients)
+        if num_clients is not None:
+            values = [reduce(value, axis=0) for value in values]
     return [combine(total, value) for total, value in zip(sums, values, strict=True)]
 
 
@@ -91,6 +97,11 @@ def finish(statement: Statement, sums: Leaves, num_clients: tf.Tensor, evaluator
         *sums, weight = sums
         sums = [total / tf.cast(weight, total.dtype) for total in sums]
     return structures.unflatten(sums, statement.value_type)
+
+
+def finished_by(statement: Statement) -> list[Any]:
+    """Returns the expressions that `finish` evaluates."""
+    return [statement.value.argument[4]] if statement.uri == "federated_aggregate" else []
 
 
 def _values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:

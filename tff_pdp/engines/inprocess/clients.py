@@ -1,8 +1,7 @@
 """Computes a step on parts of the clients, in calls on lanes, and collects the results.
 
 Lanes are threads that compute clients side by side. One client's operations wait for each other and seldom keep more
-than one core busy, so several clients run at once. Stacks of clients have large operations and one lane: measurements
-show that splitting a stack costs time.
+than one core busy, so several clients run at once, and so do stacks of clients whose work is large.
 """
 
 import concurrent.futures
@@ -44,13 +43,17 @@ class Lanes:
         """Moves further work to these devices."""
         self.close()
         self._devices = devices
-        is_cpu = len(devices) == 1 and devices[0].startswith("/CPU")
-        self._threads_per_device = min(self._cores, NUM_PARTS) if is_cpu else 1
+        self._threads_per_device = min(self._cores, NUM_PARTS) if self.is_cpu else 1
 
     @property
-    def num_devices(self) -> int:
-        """Number of devices."""
-        return len(self._devices)
+    def is_cpu(self) -> bool:
+        """Checks if the CPU computes clients."""
+        return len(self._devices) == 1 and self._devices[0].startswith("/CPU")
+
+    @property
+    def has_several_devices(self) -> bool:
+        """Checks if several devices compute clients side by side."""
+        return len(self._devices) > 1
 
     def run(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """Returns the results in the order of the functions; raises the error of the first function that failed.

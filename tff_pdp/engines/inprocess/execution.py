@@ -14,10 +14,11 @@ import tensorflow as tf
 from tff_pdp import _tff
 from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientGroup, ClientValues
+from tff_pdp.engines.inprocess.aggregations import finished_by
 from tff_pdp.engines.inprocess.clients import CannotCompile, ClientWork, Lanes, arrange
 from tff_pdp.engines.inprocess.evaluation import Evaluator
 from tff_pdp.engines.inprocess.graphs import Leaves
-from tff_pdp.engines.inprocess.parts import Chunk, Mode, divide, merged_nodes, total
+from tff_pdp.engines.inprocess.parts import NUM_PARTS, Chunk, Mode, are_side_by_side, divide, merged_nodes, total
 from tff_pdp.engines.inprocess.program import fingerprint, lower, without_placement
 from tff_pdp.engines.inprocess.stacked import CannotStack
 from tff_pdp.engines.inprocess.steps import (
@@ -137,7 +138,8 @@ class LoadedProgram:
           mode: way in which clients are computed.
           clients_per_call: largest number of clients that are computed at a time.
         """
-        return self.run_with(shared, _ClientsHere(self, own, mode, clients_per_call))
+        parts = divide(own, mode, clients_per_call, self.num_shared(shared))
+        return self.run_with(shared, _ClientsHere(self, own, mode, parts, clients_per_call))
 
     def run_with(self, shared: Mapping[str, Leaves], crew: "Crew") -> Any:
         """Runs the whole computation with a crew for the clients; `shared` has the server's leaves by argument name."""
@@ -277,14 +279,24 @@ class LoadedProgram:
             self._merge_steps[number] = build_merge_step(self._wiring, number)
         return self._merge_steps[number]([*first, *second])
 
-    @property
-    def num_devices(self) -> int:
-        """Number of devices that compute clients side by side."""
-        return self._lanes.num_devices
+    def num_shared(self, shared: Mapping[str, Leaves]) -> int | None:
+        """Counts the server's values, for `parts.divide`; None on a GPU."""
+        if not self._lanes.is_cpu:
+            return None
+        return sum(leaf.shape.num_elements() or 0 for leaves in shared.values() for leaf in leaves)
 
-    def run_side_by_side(self, functions: Sequence[Callable[[], _Result]]) -> list[_Result]:
-        """Runs functions on the lanes of the program's engine; returns their results in order."""
-        return self._lanes.run(functions)
+    def run_parts(
+        self, functions: Sequence[Callable[[], _Result]], parts: Sequence[Sequence[Chunk]], clients_per_call: int
+    ) -> Iterator[_Result]:
+        """Runs a function for each of the parts, on the engine's lanes where that is possible; yields results in order.
+
+        Only the results of a few parts exist at a time.
+        """
+        if not self._lanes.has_several_devices and not are_side_by_side(parts, clients_per_call):
+            yield from (function() for function in functions)
+            return
+        for begin in range(0, len(functions), NUM_PARTS):
+            yield from self._lanes.run(functions[begin : begin + NUM_PARTS])
 
     def _client_step(self, number: int, mode: Mode) -> Step:
         with self._tracing:
@@ -321,8 +333,7 @@ class LoadedProgram:
         blocks = [
             statement.value for level in later for statement in (*level.server, *level.clients, *level.aggregations)
         ]
-        # The function that finishes an aggregation is part of the aggregation's own expression.
-        blocks += [statement.value for statement in self.program.levels[number].aggregations]
+        blocks += [block for statement in self.program.levels[number].aggregations for block in finished_by(statement)]
         return self._wiring.uses([*blocks, self.program.result])
 
     def _result(self, server: Mapping[str, Leaves], clients: Mapping[str, ClientValues]) -> Any:
@@ -367,13 +378,20 @@ def _without_placements(value_type: Any) -> Any:
 class _ClientsHere:
     """Computes the clients of one call in this process."""
 
-    def __init__(self, program: LoadedProgram, own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int):
+    def __init__(
+        self,
+        program: LoadedProgram,
+        own: Mapping[str, ClientValues],
+        mode: Mode,
+        parts: Sequence[Sequence[Chunk]],
+        clients_per_call: int,
+    ):
         self._program = program
         self._mode: Mode = mode
+        self._parts, self._clients_per_call = parts, clients_per_call
         # Other calls may use the caller's objects meanwhile, and arrange them in another way.
         self.values = {name: values.copy() for name, values in own.items()}
         self.num_clients = len(next(iter(own.values()))) if own else 0
-        self._parts = divide(self.values, mode, clients_per_call)
         arrange(self.values, self._parts, mode)
         for name, values in own.items():  # The next call finds the values arranged.
             values.keep_like(self.values[name])
@@ -392,11 +410,9 @@ class _ClientsHere:
             return program.merge(number, first, second)
 
         merged = sums
-        if self._parts and (self._mode == "loop" or program.num_devices > 1):
-            added = program.run_side_by_side([functools.partial(run, part) for part in self._parts])
+        if self._parts:
+            functions = [functools.partial(run, part) for part in self._parts]
+            added = program.run_parts(functions, self._parts, self._clients_per_call)
             merged = total(merged_nodes(enumerate(added), merge), merge)
-        elif self._parts:
-            # Stacks come one after the other, so that only a few sums are kept.
-            merged = total(merged_nodes(enumerate(map(run, self._parts)), merge), merge)
         self.values.update({name: ClientValues(program.type_of(name), own) for name, own in groups.items()})
         return merged

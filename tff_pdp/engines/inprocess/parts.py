@@ -1,8 +1,9 @@
 """Divides clients into parts by a public rule, and adds up the parts' sums in a fixed tree.
 
-A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the mode and on the size
-of a call alone. The tree depends on the number of parts alone. So the sums over all clients have the same bits,
-whatever computes the parts: one core, several cores, or workers on several machines.
+A part has sums of its own, which start from nothing. Parts depend on the clients' shapes, on the number of values that
+the server sends, on the mode, on the kind of device and on the size of a call alone. The tree depends on the number of
+parts alone. So the sums over all clients have the same bits, whatever computes the parts: one core, several cores, or
+workers on several machines.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
+from tff_pdp.engines import structures
 from tff_pdp.engines.client_values import ClientValues, same_shapes
 
 # How clients are computed: one by one, as stacks, or as stacks that XLA compiles as far as it may.
@@ -19,19 +21,26 @@ Mode = Literal["loop", "vectorized", "compiled"]
 Chunk = np.ndarray
 # The number of parts decides how sums round, so the number is the same on all machines.
 NUM_PARTS = 8
+# Stacks whose clients compute on fewer values, all together, are not divided: their time is that of many small
+# operations, and TensorFlow runs these on several cores anyway.
+_LEAST_VALUES = 2**20
 _Sum = TypeVar("_Sum")
 
 
-def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -> list[list[Chunk]]:
+def divide(
+    own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int, num_shared: int | None = None
+) -> list[list[Chunk]]:
     """Divides the clients of a computation into parts; a part is a list of calls.
 
     In the mode `loop`, there are at most `NUM_PARTS` parts, and every client is a call. In other modes, every part is a
-    call with a stack of clients of equal shapes.
+    call with a stack of clients of equal shapes. For a CPU, clients whose work is large are divided into several stacks
+    of equal size, which several cores compute.
 
     Args:
       own: clients' values by name.
       mode: way in which clients are computed.
       clients_per_call: largest number of clients that are computed at a time.
+      num_shared: for a CPU, number of values that the server sends to each client; None for a GPU.
     """
     if not own:
         return []
@@ -41,11 +50,35 @@ def divide(own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int) -
         # Consecutive clients, so that half of the parts have half of the clients.
         ends = [len(chunks) * part // num_parts for part in range(num_parts + 1)] if num_parts else [0]
         return [chunks[begin:end] for begin, end in itertools.pairwise(ends)]
+    num_values = 0 if num_shared is None else num_shared + sum(map(_num_fixed, own.values()))
     return [
-        [np.array(group[begin : begin + clients_per_call])]
+        [np.array(group[begin:end])]
         for group in same_shapes(own.values())
-        for begin in range(0, len(group), clients_per_call)
+        for begin, end in itertools.pairwise(_ends_of_stacks(len(group), clients_per_call, num_values))
     ]
+
+
+def are_side_by_side(parts: Sequence[Sequence[Chunk]], clients_per_call: int) -> bool:
+    """Checks if several cores may compute parts side by side, with at most `clients_per_call` clients at a time."""
+    largest = max((len(chunk) for part in parts for chunk in part), default=0)
+    return largest <= max(clients_per_call // NUM_PARTS, 1)
+
+
+def _ends_of_stacks(num_clients: int, clients_per_call: int, num_values: int) -> list[int]:
+    """Returns the places of stacks: 0 and the end of each stack; `num_values` are the values of one client."""
+    most = min(NUM_PARTS, num_clients // 2, num_clients * num_values // _LEAST_VALUES)
+    if most < 2:
+        return [*range(0, num_clients, clients_per_call), num_clients]
+    # Several cores compute stacks at a time, and a power of two keeps most numbers of cores equally busy.
+    largest = max(clients_per_call // NUM_PARTS, 1)
+    num_stacks = max(1 << most.bit_length() - 1, -(-num_clients // largest))
+    return [num_clients * stack // num_stacks for stack in range(num_stacks + 1)]
+
+
+def _num_fixed(values: ClientValues) -> int:
+    """Counts a client's values in leaves of fixed shape, such as a state's, but not examples'."""
+    specs = structures.leaf_specs(values.member_type)
+    return sum(spec.shape.num_elements() or 0 for spec in specs if spec.shape.is_fully_defined())
 
 
 def clients_of(part: Sequence[Chunk]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Calls graphs that were written for one client on a stack of clients."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,12 +20,36 @@ _HARMLESS = re.compile(
 _STATE = re.compile(r"VarHandleOp|Table|Dataset|Iterator|Queue|PyFunc")
 
 
-@dataclasses.dataclass(frozen=True)
 class Column:
-    """One leaf for all clients of a stack: `tensor` is `[clients, ...]` if `is_stacked`, else shared by all clients."""
+    """One leaf for all clients of a stack, whose tensor is made when it is first asked for.
 
-    tensor: tf.Tensor
-    is_stacked: bool
+    Attributes:
+      is_stacked: whether the tensor has an axis of clients.
+    """
+
+    def __init__(
+        self,
+        tensor: tf.Tensor | Callable[[], tf.Tensor],
+        is_stacked: bool,
+        total: Callable[[], tf.Tensor] | None = None,
+    ):
+        """Wraps a tensor, or a function that makes the tensor.
+
+        Args:
+          tensor: `[clients, ...]` if `is_stacked`, else shared by all clients.
+          is_stacked: whether the tensor has an axis of clients.
+          total: function that makes the sum over all clients without the tensor, where that is faster.
+        """
+        self._tensor, self.is_stacked, self._total = tensor, is_stacked, total
+
+    @property
+    def tensor(self) -> tf.Tensor:
+        """The tensor: `[clients, ...]` if `is_stacked`, else shared by all clients."""
+        return self._tensor() if callable(self._tensor) else self._tensor
+
+    def total(self, num_clients: tf.Tensor) -> tf.Tensor:
+        """Returns the sum over all clients."""
+        return tf.reduce_sum(stack(self, num_clients), axis=0) if self._total is None else self._total()
 
 
 def as_column(leaf: Any) -> Column:
@@ -112,10 +137,17 @@ class _RuleWiring:
             columns[source].tensor if is_shared else stack(columns[source], num_clients)
             for source, is_shared in zip(self.sources, self.rule.is_shared(), strict=True)
         ]
-        results = self.rule.call(arguments)
-        return [
-            Column(results[target], is_stacked=True) if target >= 0 else columns[-1 - target] for target in self.targets
-        ]
+        # Either the results or their sums are made, whichever are asked for.
+        results = functools.cache(lambda: self.rule.call(arguments))
+        sums = functools.cache(lambda: self.rule.call_summed(arguments))
+
+        def column(target: int) -> Column:
+            if target < 0:
+                return columns[-1 - target]
+            total = (lambda: sums()[target]) if self.rule.summed else None
+            return Column(lambda: results()[target], is_stacked=True, total=total)
+
+        return [column(target) for target in self.targets]
 
 
 def _wiring_of(graph: Graph) -> _RuleWiring | None:

@@ -98,6 +98,7 @@ class Call:
       fingerprint: fingerprint of the computation, which must be equal at the worker.
       mode: way in which clients are computed: one by one, or as stacks.
       parts: parts of the clients; a part is a list of calls, each an array of positions of clients.
+      clients_per_call: largest number of clients that a worker computes at a time.
       own: by name of the argument, recipe of the clients' values, and the clients' positions in the recipe's order.
       setups: by digest, references to the setups that addresses and recipes need, in Ray's object store.
       levels: by number of the level, a reference to `LevelInputs` in Ray's object store; the caller adds levels.
@@ -108,6 +109,7 @@ class Call:
     fingerprint: str
     mode: Mode
     parts: Sequence[Sequence[Chunk]]
+    clients_per_call: int
     own: Mapping[str, tuple[Recipe, np.ndarray]]
     setups: Mapping[str, Any]
     levels: dict[int, Any] = dataclasses.field(default_factory=dict)

@@ -107,19 +107,21 @@ class RayEngine(InProcessEngine):
         return self.pool.condition()
 
     def _run(self, program: LoadedProgram, shared: Any, own: Any, mode: Mode) -> Any:
-        call = self._call(program, own, mode)
+        call = self._call(program, shared, own, mode)
         if call is None:
             return super()._run(program, shared, own, mode)
         return program.run_with(shared, _FarClients(self.pool, program, call, own))
 
     def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
-        call = self._call(program, few(own), "loop")
+        call = self._call(program, shared, few(own), "loop")
         if call is None:
             return super()._compare(program, shared, own)
         arrays = {name: [leaf.numpy() for leaf in leaves] for name, leaves in shared.items()}
         return self.pool.ask_one("compare", call, arrays, self._clients_per_call)
 
-    def _call(self, program: LoadedProgram, own: Mapping[str, ClientValues], mode: Mode) -> Call | None:
+    def _call(
+        self, program: LoadedProgram, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode
+    ) -> Call | None:
         """Returns the description of a call for workers; None if the call is for this process."""
         address = self._directory.address_of(program.computation)
         if address is None or not any(isinstance(values, FarValues) for values in own.values()):
@@ -132,10 +134,12 @@ class RayEngine(InProcessEngine):
             else (ByValue.of(values), np.arange(len(values)))
             for name, values in own.items()
         }
-        parts = divide(own, mode, self._clients_per_call)
+        num_shared = None if self.pool.options.gpus_per_worker else program.num_shared(shared)
+        parts = divide(own, mode, self._clients_per_call, num_shared)
         keys = {getattr(one, "setup_key", "") for one in (address[0], *(recipe for recipe, _ in described.values()))}
         setups = {key: self._shared_setup(key) for key in sorted(keys) if key}
-        return Call(next(self._numbers), address, program.fingerprint, mode, parts, described, setups)
+        number, size = next(self._numbers), self._clients_per_call
+        return Call(number, address, program.fingerprint, mode, parts, size, described, setups)
 
     def _shared_setup(self, key: str) -> Any:
         if key not in self._setups:

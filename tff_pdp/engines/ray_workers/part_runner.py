@@ -95,11 +95,7 @@ class PartRunner:
                 inputs = self._inputs_of(call, number)
                 run = functools.partial(self._run, program, number, call.mode, inputs)
                 functions = [functools.partial(run, part) for part in left]
-                if call.mode == "loop":
-                    program.run_side_by_side(functions)
-                else:
-                    for function in functions:
-                        function()
+                collections.deque(program.run_parts(functions, call.parts, call.clients_per_call), maxlen=0)
 
     def _run(
         self, program: LoadedProgram, number: int, mode: Mode, inputs: tuple[Leaves, LevelInputs], part: _Part

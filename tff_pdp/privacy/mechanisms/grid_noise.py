@@ -74,7 +74,8 @@ def whole_steps_within(values: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     Rounding toward zero does not increase a record's norm, so it costs no privacy.
     """
     scaled = values * (1.0 / step)
-    return tf.sign(scaled) * tf.floor(tf.abs(scaled))
+    # GPUs have no ceiling of float64.
+    return tf.where(scaled < 0.0, -tf.floor(-scaled), tf.floor(scaled))
 
 
 def noise_in_steps(gaussians: tf.Tensor, stddev: tf.Tensor, step: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,7 @@ A record is one flat tensor, float32 `[values]`: all that one user releases in a
 number that decides privacy, so one compiled computation serves any clip norm and noise.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from tff_pdp.privacy.mechanisms.user_noise import FixedClip, TreeNoise, UserNois
 # Above what float64 may add to a record's norm when the record is scaled, and above what float32 takes from a noise
 # multiplier.
 _ROUNDING = 2.0**-20
+# Records that are added up at a time, and pieces of a record whose squares are added up first.
+_BLOCK, _PIECES = 4, 32
 
 
 # From a clip norm, the grid's step and a record to the record in whole steps and its norm; see `record_in_steps`.
@@ -71,25 +74,88 @@ def records_in_steps(clip_norm: tf.Tensor, step: tf.Tensor, records: tf.Tensor) 
     """Computes `record_in_steps` of several records, `[records, values]`: a half of the time for long records.
 
     A record fits into a processor's cache, while several do not. So records are computed one after the other, and XLA
-    makes one loop of the operations after the norm. Norms are added up in another order than in `record_in_steps`, so
-    that a factor may differ in its last digit.
+    makes loops of the operations. Norms are added up in another order than in `record_in_steps`, so that a factor may
+    differ in its last digit.
     """
-    size: Any = records.shape[1]
-    if size is None or not are_compiled(size):
+    if not _are_long(records):
         return record_in_steps(clip_norm, step, records)
-    # XLA must round as IEEE 754 demands.
-    check_pairs(True)
 
     def one(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        norm = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(record, tf.float64)))
-        return _compiled_steps(record, _clip_factor(norm, clip_norm), step), _reported(norm)
+        in_steps, norms = _compiled_steps(record[tf.newaxis], clip_norm, step)
+        return in_steps[0], norms[0]
 
-    signature = tf.TensorSpec([size], tf.float64), tf.TensorSpec([], tf.float32)
+    signature = tf.TensorSpec([records.shape[1]], tf.float64), tf.TensorSpec([], tf.float32)
     return tf.map_fn(one, records, fn_output_signature=signature, parallel_iterations=4)
 
 
+def sum_in_steps(clip_norm: tf.Tensor, step: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Adds up the results of `records_in_steps`, for long records in a quarter of the time: no record is written.
+
+    Whole steps add up without rounding, so that the sum of the records has the same bits.
+
+    Args:
+      clip_norm: float32 scalar.
+      step: step of the grid, float64 scalar.
+      records: float32 `[records, values]`.
+
+    Returns:
+      The sum of the records in steps, float64 `[values]`, and the sum of the norms, float32 scalar.
+    """
+    if not _are_long(records):
+        in_steps, norms = record_in_steps(clip_norm, step, records)
+        return tf.reduce_sum(in_steps, axis=0), tf.reduce_sum(norms)
+    num_records: Any = tf.shape(records)[0]
+
+    def add_block(first: tf.Tensor, total: tf.Tensor, norms: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        places = first + tf.range(_BLOCK)
+        # Places beyond the last record are filled with the last record, and count for nothing.
+        rows = tf.gather(records, tf.minimum(places, num_records - 1))
+        added, added_norms = _compiled_sum(total, rows, places < num_records, clip_norm, step)
+        return first + _BLOCK, added, norms + added_norms
+
+    start = tf.constant(0), tf.zeros([records.shape[1]], tf.float64), tf.constant(0.0)
+    _, total, norms = tf.while_loop(lambda first, *_: first < num_records, add_block, start, parallel_iterations=1)
+    return total, norms
+
+
+def _are_long(records: tf.Tensor) -> bool:
+    size: Any = records.shape[1]
+    if size is None or not are_compiled(size):
+        return False
+    # XLA must round as IEEE 754 demands.
+    check_pairs(True)
+    return True
+
+
 @tf.function(jit_compile=True, autograph=False)
-def _compiled_steps(record: tf.Tensor, factor: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+def _compiled_steps(records: tf.Tensor, clip_norm: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    norms = _norms(records)
+    return _scaled_to_steps(records, _clip_factor(norms, clip_norm)[:, tf.newaxis], step), _reported(norms)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _compiled_sum(
+    total: tf.Tensor, records: tf.Tensor, are_counted: tf.Tensor, clip_norm: tf.Tensor, step: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    norms = _norms(records)
+    factors = tf.where(are_counted, _clip_factor(norms, clip_norm), tf.zeros_like(norms))
+    # Record by record: XLA's own sum over records is three times as slow.
+    for record, factor in zip(tf.unstack(records), tf.unstack(factors), strict=True):
+        total += _scaled_to_steps(record, factor, step)
+    return total, tf.reduce_sum(tf.where(are_counted, _reported(norms), tf.zeros_like(norms, tf.float32)))
+
+
+def _norms(records: tf.Tensor) -> tf.Tensor:
+    """Returns the norms of records `[records, values]`, float64; XLA makes vector operations of sums over pieces."""
+    exact = tf.cast(records, tf.float64)
+    size = records.shape[1] // _PIECES
+    pieces = [exact[:, number * size : (number + 1) * size] for number in range(_PIECES)]
+    squares = functools.reduce(tf.add, map(tf.square, pieces))
+    rest = tf.square(exact[:, _PIECES * size :])
+    return tf.sqrt(tf.reduce_sum(squares, axis=1) + tf.reduce_sum(rest, axis=1))
+
+
+def _scaled_to_steps(record: tf.Tensor, factor: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
     return whole_steps_within(tf.math.multiply_no_nan(tf.cast(record, tf.float64), factor), step)
 
 
