@@ -155,8 +155,11 @@ _REASONS_SHOWN = 3
 
 def _examples_of(letters: Sequence[DeadLetter]) -> str:
     """Describes one dead letter of each of the most frequent reasons; empty without letters that have a value."""
-    first = {letter.reason: letter for letter in reversed(letters) if letter.raw}
-    frequent = Counter(letter.reason for letter in letters if letter.raw).most_common(_REASONS_SHOWN)
+    # Clients that are left out by a rule are the reason only where nothing was bad.
+    bad = [letter for letter in letters if letter.raw and letter.reason.is_bad_input]
+    shown_of = bad or [letter for letter in letters if letter.raw]
+    first = {letter.reason: letter for letter in reversed(shown_of)}
+    frequent = Counter(letter.reason for letter in shown_of).most_common(_REASONS_SHOWN)
     shown = [f"{reason}: {first[reason].text()}" for reason, _ in frequent]
     return f"; for example {' | '.join(shown)}" if shown else ""
 

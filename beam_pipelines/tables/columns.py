@@ -236,7 +236,7 @@ class Classes(Settings, tag_field="kind", tag="class"):
     @property
     def words(self) -> str:
         """The allowed values, in words."""
-        return _one_of(self.classes or ())
+        return f"{_one_of(self.classes or ())} (the classes of data.schema or data.num_classes)"
 
     @property
     def width(self) -> int:
