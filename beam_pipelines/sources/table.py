@@ -16,6 +16,7 @@ import functools
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -55,7 +56,7 @@ class Table(SourceSettings):
     client_column: Name | None = None
     split_column: Name | None = None
     feature_columns: Annotated[tuple[Name, ...], Meta(min_length=1)] | None = None
-    schema: dict[str, Column] | Name = {}
+    schema: dict[str, Column] | Name = msgspec.field(default_factory=dict)
 
     @property
     def roles(self) -> Roles:

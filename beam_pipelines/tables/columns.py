@@ -25,6 +25,9 @@ from msgspec.structs import force_setattr
 from beam_pipelines.records import Reason
 from tff_pdp.settings import Count, Finite, Settings
 
+# pyarrow.compute makes its functions at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 # Larger whole numbers are not exact in float32, the type of all features.
 LARGEST_INTEGER = 2**24
 _LARGEST = float(np.finfo(np.float32).max)

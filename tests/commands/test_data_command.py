@@ -23,9 +23,7 @@ def described(capsys, *words):
 
 
 def test_tables_are_described_as_they_are(people, capsys):
-    content = described(
-        capsys, "--input", people, "--label-column", "activity", "--min-examples-per-client", 2
-    )
+    content = described(capsys, "--input", people, "--label-column", "activity", "--min-examples-per-client", 2)
     assert (content["clients"], content["examples"], content["rows_read"]) == (2, 9, 12)
     assert content["examples_of_a_client"] == {"smallest": 4, "largest": 5}
     # Rows 1 and 3 of each person sit; Bob and Cid have one more of the first.

@@ -1,4 +1,4 @@
-"""Tables of many people become served answers with names of classes, through the command line, as in docs/own_data.md."""
+"""Tables of many people become served answers with names of classes, by the commands of docs/own_data.md."""
 
 import json
 import re

@@ -24,7 +24,7 @@ def test_the_mean_is_over_tokens_that_are_there():
     # Means of embeddings: (1 + 3) / 2 and (0 + 2) / 2; one token alone; nothing at all; an unknown id and a token.
     x = tf.constant([[1.0, 2.0, 0.0], [0.0, 3.0, 0.0], [0.0, 0.0, 0.0], [4.0, 1.0, -1.0]])
     means = np.array([[2.0, 1.0], [-5.0, 4.0], [0.0, 0.0], [1.0, 0.0]])
-    hidden = means + [0.5, -1.0]
+    hidden = means + np.array([0.5, -1.0])
     expected = np.stack([hidden[:, 0], 2 * hidden[:, 0] - hidden[:, 1] + 10], axis=1)
     np.testing.assert_array_equal(model.predict(weights_by_hand(), x), expected)
 

@@ -127,14 +127,18 @@ def test_a_column_of_splits_decides(prepare, tmp_path):
 
 def test_sequences_are_padded(prepare, tmp_path):
     text = table("1 2 3,a", "4,b", header="words,y")
-    dataset = prepare(write_people(tmp_path / "people", ann=text), label_column="y", schema={"words": {"kind": "tokens"}})
+    dataset = prepare(
+        write_people(tmp_path / "people", ann=text), label_column="y", schema={"words": {"kind": "tokens"}}
+    )
     assert rows(dataset, "ann") == [(1, 2, 3, 0), (4, 0, 0, 1)]
     assert "longest sequence of 'words' (3)" in dataset.manifest.treated_as_public
     assert "largest token id of 'words' (4)" in dataset.manifest.treated_as_public
 
 
 def test_every_row_that_cannot_be_used_is_named_with_line_column_and_allowed_values(prepare, tmp_path):
-    bad = table(ROWS[0], "tall,run,1,sit", "1,walk,2,sit", "", "1,run,-1,sit", "1,run,1,jump", "1,run,,sit", "1,run", ROWS[1])
+    bad = table(
+        ROWS[0], "tall,run,1,sit", "1,walk,2,sit", "", "1,run,-1,sit", "1,run,1,jump", "1,run,,sit", "1,run", ROWS[1]
+    )
     dataset = prepare(write_people(tmp_path / "people", ann=bad), schema=SCHEMA)
     assert rows(dataset, "ann") == [EXPECTED[2], EXPECTED[3]]
     found = {json.loads(letter["raw"]): letter for letter in dead_letters(dataset.path / "dead_letters")}
@@ -230,7 +234,7 @@ def test_settings_that_do_not_suit_the_tables(prepare, tmp_path, changes, messag
 
 
 def test_one_table_needs_a_column_of_clients(prepare, tmp_path):
-    with pytest.raises(ConfigError, match="data.client_column, or give a folder"):
+    with pytest.raises(ConfigError, match="name the column of clients"):
         prepare(write_people(tmp_path / "people") / "ann.csv")
 
 
