@@ -144,7 +144,7 @@ def text_of(content: Mapping[str, Any]) -> str:
     sizes = content["examples_of_a_client"]
     lines = [
         f"clients   {content['clients']}, with {sizes['smallest']} to {sizes['largest']} examples each",
-        f"examples  {content['examples']} of {content['rows_read']} rows, {content['values_of_an_example']} values each",
+        f"examples  {content['examples']} of {content['rows_read']} rows, of {content['values_of_an_example']} values",
     ]
     if content["classes"]:
         lines.append(f"classes   {_joined([f'{name} {number}' for name, number in content['classes'].items()])}")

@@ -76,5 +76,7 @@ def test_settings_are_checked():
     assert build_from_settings("text", (3,), 2, vocabulary_size=4).num_parameters() == 4 * 32 + 32 + 32 * 2 + 2
     with pytest.raises(ConfigError, match=r"of the shape \[sequence_length\], not \[2, 2\]"):
         build_from_settings("text", (2, 2), 2, vocabulary_size=4)
+    with pytest.raises(ConfigError, match="at most 2"):
+        build_text((3,), 2, vocabulary_size=2**24 + 1)
     with pytest.raises(ConfigError, match="vocabulary_size"):
         build_from_settings("text", (3,), 2, vocabulary_size=1)

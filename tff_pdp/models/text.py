@@ -15,7 +15,9 @@ from tff_pdp.models import layers
 from tff_pdp.models.base import InitialWeights, Model, Weights, default_loss
 from tff_pdp.settings import Count
 
-VocabularySize = Annotated[int, Meta(ge=2, le=2**24)]
+VocabularySize = Annotated[int, Meta(ge=2)]
+# Larger ids are not exact in float32.
+_MOST_IDS = 2**24
 
 
 def build_text(
@@ -45,8 +47,10 @@ def build_text(
       hidden_units: number of units of each hidden layer between the mean and the last layer.
 
     Raises:
-      ConfigError: the shape has more than one dimension.
+      ConfigError: the shape has more than one dimension, or there are more than 2**24 ids.
     """
+    if vocabulary_size > _MOST_IDS:
+        raise ConfigError(f"model.vocabulary_size is {vocabulary_size}; it must be at most 2**24")
     if len(input_shape) != 1:
         raise ConfigError(
             f"model.kind 'text' takes rows of token ids, of the shape [sequence_length], not {list(input_shape)}"
