@@ -25,7 +25,7 @@ from beam_pipelines.tables.columns import Column
 from beam_pipelines.tables.files import list_tables
 from beam_pipelines.tables.survey import Roles, TableSchema, complete_schema
 from beam_pipelines.tables.users import read_client, table_stages
-from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.data.manifest import MANIFEST_FILE, FeatureSpec, Manifest
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Name, read_settings, read_yaml, to_plain
 
@@ -108,6 +108,13 @@ class Table(SourceSettings):
         """Returns the job's options; shape and number of classes are open until `RawData.features` replaces them."""
         stated = replace(self, input_shape=self.input_shape or (1,), num_classes=self.num_classes or 0)
         return super(Table, stated).job_options(output, overwrite=overwrite)
+
+    def of_more_clients(self, path: Path, manifest: Manifest) -> SourceSettings:
+        """Returns settings that read further clients with the columns and classes of a prepared dataset."""
+        columns, label = manifest.parameters["columns"], manifest.parameters["label"]
+        schema = read_settings(dict[str, Column], {**columns, **label}, MANIFEST_FILE, "parameters")
+        stated = replace(self, feature_columns=tuple(columns), schema=schema)
+        return super(Table, stated).of_more_clients(path, manifest)
 
     def _features(self, schema: TableSchema) -> FeatureSpec:
         shape = self.input_shape or (schema.num_values,)
