@@ -15,6 +15,7 @@ SOURCES: Kinds[type[SourceSettings]] = Kinds(
     {
         "leaf": f"{_SOURCES}.leaf:Leaf",
         "silo_files": f"{_SOURCES}.silo_files:SiloFiles",
+        "table": f"{_SOURCES}.table:Table",
         "mnist_writers": f"{_SOURCES}.mnist:MnistWriters",
         "fed_emnist": f"{_SOURCES}.fed_emnist:FedEmnist",
         "nist_sd19": f"{_SOURCES}.nist:NistSd19",
@@ -53,6 +54,7 @@ MODELS: Kinds[Callable] = Kinds(
         "cnn": f"{_MODELS}.convolutional:build_cnn",
         "lenet": f"{_MODELS}.convolutional:build_lenet",
         "tutorial_cnn": f"{_MODELS}.convolutional:build_tutorial_cnn",
+        "text": f"{_MODELS}.text:build_text",
         "resnet20": f"{_MODELS}.resnet:build_resnet20",
     },
     "tff_pdp.models",
