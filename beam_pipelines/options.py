@@ -48,6 +48,7 @@ class RawData:
         `read_users` if a user's examples are in several files. The last stage makes the table of users with
         `beam_pipelines.dataset.clients.user_pieces`.
       parameters: everything else that decides the dataset's content; JSON values, recorded in the manifest.
+      class_names: name of each class, by label; None if the source has no names.
     """
 
     source: str
@@ -60,6 +61,7 @@ class RawData:
     parts: tuple[str, ...] = ()
     user_stages: "Callable[[ClientRules], Sequence[Stage]] | None" = None
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -124,6 +126,8 @@ class SourceSettings(Settings):
         client to name. Two runs with the same name count as runs on the same records, even if the records were prepared
         in different forms. Two runs with different names count as runs on different records, even if the clients' ids
         are equal. Without a name, the content of the prepared examples decides.
+      tfds_copy: also write the prepared examples in the form of TensorFlow Datasets, to the folder `tfds` of the client
+        dataset; the copy takes as much disk as the dataset.
     """
 
     kind: Name
@@ -138,6 +142,7 @@ class SourceSettings(Settings):
     seed: CountOrZero = 0
     max_bad_fraction: Fraction = 0.01
     record_set: Name | dict[str, Name] | None = None
+    tfds_copy: bool = False
 
     def __post_init__(self):
         if not self.validation_fraction + self.test_fraction < 1:

@@ -336,5 +336,6 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
         features=features,
         num_shards=options.num_shards,
         stages=client_stages(raw, rules),
+        class_names=raw.class_names,
     )
     return run_dataset_job(job, options)

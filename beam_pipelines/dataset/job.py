@@ -49,6 +49,7 @@ class DatasetJob:
       num_shards: number of shards that the last stage writes.
       stages: stages of the job, which write the shards and dead letters.
       row_influence: bound on how many rows one person or pair can change; None if rows are independent.
+      class_names: name of each class, by label; None if the source has no names.
     """
 
     parameters: Mapping[str, Any]
@@ -57,6 +58,7 @@ class DatasetJob:
     num_shards: int
     stages: tuple[Stage, ...]
     row_influence: RowInfluence | None = None
+    class_names: tuple[str, ...] | None = None
 
     def config_hash(self) -> str:
         """Hashes everything that decides the dataset's content; jobs that write the same dataset have equal hashes."""
@@ -160,6 +162,7 @@ def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, stag
         index=FileRecord.of(staging, INDEX_FILE),
         row_influence=job.row_influence,
         rows=counts.rows,
+        class_names=job.class_names,
     )
 
 

@@ -7,6 +7,7 @@ silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written
 mnist: MNIST, MNIST by writer, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: pooled images by class, Dirichlet, shards or evenly; Fashion-MNIST
+tfds: datasets of TensorFlow Datasets, by a feature or divided
 rotated_mnist: MNIST in known clusters, rotated and masked
 fed_emnist: TFF's Federated EMNIST, SQLite or HDF5
 celeba: CelebA by person

@@ -296,11 +296,20 @@ def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def array_images(
-    source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
+def array_data(
+    source: str,
+    workspace: Path,
+    silos: Iterable[SiloArrays],
+    num_classes: int,
+    parameters: Mapping[str, Any],
+    *,
+    are_images: bool = True,
 ) -> RawData:
-    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the raw data."""
+    """Writes silos, with some examples for test, to `workspace/<source>.npz`, and describes the raw data.
+
+    Examples are 8-bit images, or, unless `are_images`, any numbers.
+    """
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
-    read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)
-    return RawData(source, workspace, (file,), read, are_images=True, has_test_examples=True, parameters=parameters)
+    read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST if are_images else 1)
+    return RawData(source, workspace, (file,), read, are_images=are_images, has_test_examples=True, parameters=parameters)
