@@ -223,7 +223,7 @@ class _Reader:
         features = builder.info.features
         inputs = (settings.feature,) if isinstance(settings.feature, str) else settings.feature
         found = [_feature(features, name, "data.feature") for name in inputs]
-        are_images = len(found) == 1 and found[0].np_dtype == np.uint8 and len(found[0].shape) == 3
+        are_images = len(found) == 1 and _dtype(found[0]) == np.uint8 and len(found[0].shape) == 3
         shape = settings.input_shape if are_images else _shape_of_numbers(inputs, found)
         label = _feature(features, settings.label, "data.label")
         _check_label(settings, label)
@@ -297,14 +297,13 @@ class _Reader:
         import tensorflow_datasets as tfds
 
         names = [*self.inputs, self.label, *([self.client] if self.client is not None else [])]
-        decoders = tfds.decode.PartialDecoding(_nested(names))
         if self.builder.info.file_format is tfds.core.FileFormat.ARRAY_RECORD:
-            source = self.builder.as_data_source(split=split, decoders=decoders)
+            source = self.builder.as_data_source(split=split)
             return ({name: _value(example, name) for name in names} for example in source)
         dataset = self.builder.as_dataset(
             split=split,
             shuffle_files=False,
-            decoders=decoders,
+            decoders=tfds.decode.PartialDecoding(_nested(names)),
             read_config=tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False),
         )
         found = [_feature(self.builder.info.features, name, "") for name in names]
@@ -336,18 +335,28 @@ def _feature(features: Any, name: str, key: str) -> Any:
     """Returns the feature of a name such as `attributes/Smiling`; raises ConfigError, which names the setting `key`."""
     feature = features
     for part in name.split("/"):
-        inner = feature if isinstance(feature, Mapping) else None
-        if inner is None or part not in inner:
+        if not _has_inner_features(feature) or part not in feature:
             raise ConfigError(f"{key}: no feature {name!r}; known: {', '.join(_names(features))}")
-        feature = inner[part]
-    if isinstance(feature, Mapping):
+        feature = feature[part]
+    if _has_inner_features(feature):
         raise ConfigError(f"{key}: {name!r} has inner features; name one of {', '.join(_names(feature, f'{name}/'))}")
     return feature
 
 
-def _names(features: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _dtype(feature: Any) -> np.dtype:
+    # The attribute is a type of NumPy for some features, and a `dtype` for others.
+    return np.dtype(feature.np_dtype)
+
+
+def _has_inner_features(feature: Any) -> bool:
+    import tensorflow_datasets as tfds
+
+    return isinstance(feature, tfds.features.FeaturesDict)
+
+
+def _names(features: Any, prefix: str = "") -> Iterator[str]:
     for name, feature in sorted(features.items()):
-        if isinstance(feature, Mapping):
+        if _has_inner_features(feature):
             yield from _names(feature, f"{prefix}{name}/")
         else:
             yield f"{prefix}{name}"
@@ -374,9 +383,9 @@ def _value(example: Any, name: str) -> Any:
 def _shape_of_numbers(names: Sequence[str], features: Sequence[Any]) -> tuple[int, ...]:
     """Returns the shape of an input of numbers: the shape of one feature, or a vector of several features' values."""
     for name, feature in zip(names, features, strict=True):
-        if feature.np_dtype.kind not in "biuf" or None in feature.shape:
+        if _dtype(feature).kind not in "biuf" or None in feature.shape:
             raise ConfigError(
-                f"data.feature: {name!r} has type {feature.np_dtype} and shape {list(feature.shape)}; needed are numbers "
+                f"data.feature: {name!r} has type {_dtype(feature)} and shape {list(feature.shape)}; needed are numbers "
                 "of a fixed shape, or an 8-bit image"
             )
     if len(features) == 1 and features[0].shape:
@@ -386,18 +395,18 @@ def _shape_of_numbers(names: Sequence[str], features: Sequence[Any]) -> tuple[in
 
 def _check_label(settings: Tfds, feature: Any) -> None:
     kinds = "biu" if settings.num_classes else "biuf"
-    if feature.shape != () or feature.np_dtype.kind not in kinds:
+    if feature.shape != () or _dtype(feature).kind not in kinds:
         wanted = "one whole number or truth value" if settings.num_classes else "one number"
         raise ConfigError(
-            f"data.label: {settings.label!r} has type {feature.np_dtype} and shape {list(feature.shape)}; needed is "
+            f"data.label: {settings.label!r} has type {_dtype(feature)} and shape {list(feature.shape)}; needed is "
             f"{wanted} for each example"
         )
 
 
 def _check_client(name: str, feature: Any) -> None:
-    if feature.shape != () or not (feature.np_dtype.kind in "iu" or feature.np_dtype == np.object_):
+    if feature.shape != () or _dtype(feature).kind not in "iuOSU":
         raise ConfigError(
-            f"data.partition.client_feature: {name!r} has type {feature.np_dtype} and shape {list(feature.shape)}; "
+            f"data.partition.client_feature: {name!r} has type {_dtype(feature)} and shape {list(feature.shape)}; "
             "needed is one text, class label or whole number for each example"
         )
 

@@ -59,8 +59,8 @@ def test_every_example_has_the_id_of_its_client(tmp_path, x_dtype, num_classes):
     features = FeatureSpec.of((2, 3), num_classes, x_dtype)
     extents = [extent(*one, x_dtype, features.y_dtype) for one in CLIENTS]
     builder = assert_copied(write_clients(tmp_path / "clients", features, extents, num_shards=2))
-    # Two shards of the dataset; one client has test examples.
-    assert {name: split.shard_lengths for name, split in builder.info.splits.items()} == {"train": [8, 1], "test": [2]}
+    # As many files as shards, or clients, with half of the sorted clients each: b and c, then ümlaut/a.
+    assert {name: split.shard_lengths for name, split in builder.info.splits.items()} == {"train": [4, 5], "test": [2]}
     assert builder.info.full_name == "client_dataset/1.0.0"
 
 
