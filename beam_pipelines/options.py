@@ -48,7 +48,7 @@ class RawData:
         `read_users` if a user's examples are in several files. The last stage makes the table of users with
         `beam_pipelines.dataset.clients.user_pieces`.
       parameters: everything else that decides the dataset's content; JSON values, recorded in the manifest.
-      class_names: name of each class, by label; None if the source has no names.
+      class_names: name of each class; None if classes have numbers only.
     """
 
     source: str

@@ -49,7 +49,7 @@ class DatasetJob:
       num_shards: number of shards that the last stage writes.
       stages: stages of the job, which write the shards and dead letters.
       row_influence: bound on how many rows one person or pair can change; None if rows are independent.
-      class_names: name of each class, by label; None if the source has no names.
+      class_names: name of each class; None if classes have numbers only.
     """
 
     parameters: Mapping[str, Any]

@@ -312,4 +312,6 @@ def array_data(
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
     read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST if are_images else 1)
-    return RawData(source, workspace, (file,), read, are_images=are_images, has_test_examples=True, parameters=parameters)
+    return RawData(
+        source, workspace, (file,), read, are_images=are_images, has_test_examples=True, parameters=parameters
+    )

@@ -1,7 +1,7 @@
 """Reads datasets of TensorFlow Datasets, with a feature that names the client or a division of all examples.
 
 A dataset is given by the name of its builder (`emnist/byclass:3.1.0`, `cifar10`) or by its prepared folder. Prepared
-files alone are read, and no code of the builder runs, unless `download` is set.
+files alone are read, and nothing is downloaded, unless `download` is set.
 
 The package, and TensorFlow with the package, are imported only to read a dataset.
 """
@@ -52,9 +52,9 @@ class ByFeature(Settings, tag_field="kind", tag="feature"):
 class Tfds(SourceSettings):
     """Reads a dataset of TensorFlow Datasets; clients are given by a feature, or examples are divided among clients.
 
-    `input` is the name of a builder, such as `mnist`, `emnist/byclass:3.1.0` or `celeb_a`, or the folder of one prepared
-    version, such as `/data/tfds/mnist/3.0.1`. Images (8-bit values of shape `[height, width, channels]`) are resized to
-    `input_shape` if they have another size: each pixel is the average of an area. Other features are read as numbers.
+    `input` is the name of a builder, such as `mnist`, `emnist/byclass:3.1.0` or `celeb_a`, or the folder of one
+    prepared version, such as `/data/tfds/mnist/3.0.1`. Images (8-bit values of shape `[height, width, channels]`) of
+    another size are resized to `input_shape`: each pixel is the average of an area. Other features are read as numbers.
     If the label has names, the manifest lists the names of the classes.
 
     Attributes:
@@ -145,6 +145,7 @@ def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
     """
     # Imported late: the check of the settings needs no TensorFlow.
     import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.read_only_builder import builder_from_files
 
     folder = Path(name).expanduser()
     try:
@@ -157,7 +158,7 @@ def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
                 f"{folder}: no {_FEATURES_FILE} in it; data.input must be the folder of one prepared version{advice}"
             )
         try:
-            return tfds.core.read_only_builder.builder_from_files(name, data_dir=data_dir)
+            return builder_from_files(name, data_dir=data_dir)
         except tfds.core.DatasetNotFoundError:
             if not download:
                 raise
@@ -168,10 +169,9 @@ def open_builder(name: str, data_dir: str | None, *, download: bool) -> Any:
         raise
     # A builder's own code may raise anything.
     except Exception as error:
-        place = data_dir or "TensorFlow Datasets' default folder"
         raise DataError(
-            f"data.input {name}: cannot be opened in {place}: {_first_line(error)}; name a prepared dataset, or its "
-            "data_dir, or set data.download to true"
+            f"data.input {name}: cannot be opened: {_first_line(error)}; name a prepared dataset, with data.data_dir "
+            "if TensorFlow Datasets keeps it elsewhere, or set data.download to true"
         ) from error
 
 
@@ -385,8 +385,8 @@ def _shape_of_numbers(names: Sequence[str], features: Sequence[Any]) -> tuple[in
     for name, feature in zip(names, features, strict=True):
         if _dtype(feature).kind not in "biuf" or None in feature.shape:
             raise ConfigError(
-                f"data.feature: {name!r} has type {_dtype(feature)} and shape {list(feature.shape)}; needed are numbers "
-                "of a fixed shape, or an 8-bit image"
+                f"data.feature: {name!r} has type {_dtype(feature)} and shape {list(feature.shape)}; needed are "
+                "numbers of a fixed shape, or an 8-bit image"
             )
     if len(features) == 1 and features[0].shape:
         return tuple(features[0].shape)

@@ -48,7 +48,6 @@ def test_prepared_trained_and_read_again(data_dir, tmp_path, data, partition, nu
         "training.rounds": 2,
         "training.client_parallelism": "loop",
         "algorithms": {"mr_mtl": {"learning_rate": 0.1, "local_steps": 1, "prox_weight": 1.0}},
-        "export": None,
         "tuning": {},
     }
     config = load_experiment(DEMO, settings)

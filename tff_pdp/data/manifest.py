@@ -158,7 +158,7 @@ class Manifest:
       row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
         are independent.
       rows: counts of rows by table, for input tables and intermediate tables; empty unless examples are made of tables.
-      class_names: name of each class, by label; None if the source has no names.
+      class_names: name of each class; None if classes have numbers only.
       format_version: version of this layout.
     """
 

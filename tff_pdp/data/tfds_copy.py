@@ -119,7 +119,7 @@ def _write_metadata(manifest: Manifest, splits: dict[str, Sequence[tuple[int, in
                 shard_lengths=[count for count, _ in files],
                 num_bytes=sum(nbytes for _, nbytes in files),
                 filename_template=tfds.core.ShardedFileTemplate(
-                    data_dir=folder, dataset_name=_NAME, split=split, filetype_suffix="tfrecord"
+                    data_dir=tfds.core.as_path(folder), dataset_name=_NAME, split=split, filetype_suffix="tfrecord"
                 ),
             )
             for split, files in splits.items()

@@ -96,7 +96,7 @@ def test_truncated_and_missing(tmp_path):
         (folder / name).unlink()
     with pytest.raises(DataError, match=r"no data_batch_\\d\+ in it"):
         read_cifar10(str(folder))
-    with pytest.raises(DataError, match="no such file or folder; .* data.kind tfds reads CIFAR of TensorFlow Datasets"):
+    with pytest.raises(DataError, match=r"no such file or folder; .* data.kind tfds reads CIFAR of TensorFlow"):
         read_cifar10(str(tmp_path / "nowhere"))
 
 

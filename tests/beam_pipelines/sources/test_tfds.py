@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from beam_pipelines.sources.images import resized
+from beam_pipelines.sources.images import Images, resized
 from beam_pipelines.sources.tfds import clients_by_owner
-from beam_pipelines.sources.images import Images
 from tests.beam_pipelines.sources.built_tfds import LETTERS, WRITERS, Letters, Portraits, build, letter, portrait
 from tff_pdp.data.manifest import Tally
 from tff_pdp.errors import ConfigError, DataError
@@ -120,7 +119,9 @@ def test_dirichlet_mixes_of_all_letters(prepare, built, test_partition):
 
 def test_numbers_of_several_features_for_a_regression(prepare, built):
     data = {**BY_PERSON, "feature": ["landmarks", "person"], "label": "attributes/Age", "input_shape": [3]}
-    dataset = prepare(**{**data, "num_classes": 0, "test_fraction": 0.0, "validation_fraction": 0.0}, data_dir=str(built))
+    dataset = prepare(
+        **{**data, "num_classes": 0, "test_fraction": 0.0, "validation_fraction": 0.0}, data_dir=str(built)
+    )
     for client, person, start, stop in (("person_00007", 7, 0, 24), ("person_00120", 120, 24, 40)):
         examples = dataset.load(client, "train")
         order = np.argsort(examples.x[:, 0])
@@ -157,7 +158,10 @@ def test_only_clients_of_a_feature_are_the_same_people_elsewhere(prepare, built)
         ({"num_classes": 10}, r"\[4, 4, 1\] and 10; tfds has \[4, 4, 1\] and 4"),
         ({"input_shape": [16]}, r"data.input_shape is \[16\]; feature image has images, which need height, width and"),
         ({"feature": "label", "input_shape": [2]}, r"\[2\] and 4; tfds has \[1\] and 4"),
-        ({"feature": "label", "input_shape": [1], "swap_axes": True}, "swap_axes is for images; feature label has none"),
+        (
+            {"feature": "label", "input_shape": [1], "swap_axes": True},
+            "swap_axes is for images; feature label has none",
+        ),
         ({"test_split": "dev"}, r"letters/1.2.0 in .*: no split 'dev': .*; splits: test, train"),
         (
             {"partition": {"kind": "feature", "client_feature": "image"}},
@@ -178,7 +182,7 @@ def test_a_group_of_features_is_no_label(prepare, built):
 
 
 def test_datasets_that_are_not_there(prepare, built, tmp_path):
-    with pytest.raises(DataError, match="data.input mnist: cannot be opened in .*; name a prepared dataset, or its"):
+    with pytest.raises(DataError, match=r"data.input mnist: cannot be opened: .*; name a prepared dataset, with data"):
         prepare(**{**BY_WRITER, "input": "mnist"}, data_dir=str(built))
     with pytest.raises(DataError, match=r"letters: no features.json in it; .* prepared versions in it: 1\.2\.0$"):
         prepare(**{**BY_WRITER, "input": str(built / "letters")})
