@@ -17,7 +17,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +268,10 @@ def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            # Kept: the archive would list all names anew for each silo.
+            entries = frozenset(archive.namelist())
             for silo in _silo_names(path, archive):
-                arrays = {member: _array(archive, f"{silo}/{member}.npy") for member in _MEMBERS}
+                arrays = {member: _array(archive, entries, f"{silo}/{member}.npy") for member in _MEMBERS}
                 if arrays["x"] is None or arrays["y"] is None:
                     raise DataError(f"{path}: silo {silo!r} needs both {silo}/x and {silo}/y")
                 yield SiloArrays(silo, arrays["x"], arrays["y"], arrays["is_test"])
@@ -289,8 +291,8 @@ def _silo_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
     return list(names)
 
 
-def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
-    if entry not in archive.namelist():
+def _array(archive: zipfile.ZipFile, entries: Set[str], entry: str) -> np.ndarray | None:
+    if entry not in entries:
         return None
     with archive.open(entry) as file:
         return np.lib.format.read_array(file, allow_pickle=False)

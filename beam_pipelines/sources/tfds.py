@@ -123,7 +123,8 @@ class Tfds(SourceSettings):
     def _parameters(self, builder: Any) -> dict[str, Any]:
         names = ("feature", "label", "train_split", "test_split", "test_partition", "swap_axes")
         folder = Path(builder.data_dir)
-        files = {name for split in builder.info.splits.values() for name in split.filenames}
+        splits = (split for split in (self.train_split, self.test_split) if split is not None)
+        files = {name for split in splits for name in builder.info.splits[split].filenames}
         return {
             "builder": builder.info.full_name,
             **{name: getattr(self, name) for name in names},
