@@ -30,7 +30,7 @@ from beam_pipelines.sources.images import ImageDataset, Images, resized
 from beam_pipelines.sources.silo_files import SiloArrays, array_data
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.settings import Name, Settings
+from tff_pdp.settings import Name, Settings, to_plain
 
 # Number of examples of fixed shape that TensorFlow hands over together.
 _BATCH = 256
@@ -122,12 +122,12 @@ class Tfds(SourceSettings):
 
     def _parameters(self, builder: Any) -> dict[str, Any]:
         names = ("feature", "label", "train_split", "test_split", "test_partition", "swap_axes")
-        folder = Path(builder.data_dir)
+        given, folder = to_plain(self), Path(builder.data_dir)
         splits = (split for split in (self.train_split, self.test_split) if split is not None)
         files = {name for split in splits for name in builder.info.splits[split].filenames}
         return {
             "builder": builder.info.full_name,
-            **{name: getattr(self, name) for name in names},
+            **{name: given[name] for name in names},
             **recorded_partition(self.partition),
             "origin": [dataclasses.asdict(FileRecord.of(folder, name)) for name in sorted(files)],
         }
@@ -278,9 +278,7 @@ class _Reader:
                 if self.client is not None:
                     owners[place] = self._owner(example[self.client])
                 place += 1
-        except DataError:
-            raise
-        # TensorFlow and the readers of ArrayRecord raise errors of their own types.
+        # TensorFlow, the readers of ArrayRecord and the decoding of text raise errors of their own types.
         except Exception as error:
             raise DataError(
                 f"{self._title}: split {split!r}, example {place} (the first is 0): {_first_line(error)}"
