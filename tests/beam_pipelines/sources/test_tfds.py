@@ -190,6 +190,24 @@ def test_datasets_that_are_not_there(prepare, built, tmp_path):
         prepare(**{**BY_WRITER, "input": str(tmp_path / "nowhere")})
 
 
+def test_a_known_builder_runs_only_if_asked_for(prepare, tmp_path):
+    # The class `Letters` is known by its name, and needs no network.
+    data_dir = tmp_path / "empty"
+    with pytest.raises(DataError, match=r"or set data\.download to true"):
+        prepare(**BY_WRITER, data_dir=str(data_dir))
+    assert not data_dir.exists()
+    dataset = prepare(**BY_WRITER, data_dir=str(data_dir), download=True)
+    assert dataset.manifest.kept == Tally(3, 60)
+    assert (data_dir / "letters" / "1.2.0" / "dataset_info.json").is_file()
+
+
+def test_one_feature_of_numbers_keeps_its_shape(prepare, built):
+    data = {**BY_PERSON, "feature": "landmarks", "input_shape": [2]}
+    assert prepare(**data, data_dir=str(built)).manifest.features.shape == (2,)
+    with pytest.raises(ConfigError, match=r"are \[3\] and 2; tfds has \[2\] and 2"):
+        prepare(**{**data, "input_shape": [3]}, data_dir=str(built))
+
+
 def test_a_damaged_file_is_named(prepare, tmp_path):
     folder = build(Letters, tmp_path / "own")
     (file,) = folder.glob("*train.tfrecord*")
