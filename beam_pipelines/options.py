@@ -131,6 +131,8 @@ class SourceSettings(Settings):
         client to name. Two runs with the same name count as runs on the same records, even if the records were prepared
         in different forms. Two runs with different names count as runs on different records, even if the clients' ids
         are equal. Without a name, the content of the prepared examples decides.
+      tfds_copy: also write the prepared examples in the form of TensorFlow Datasets, to the folder `tfds` of the client
+        dataset; the copy takes as much disk as the dataset.
     """
 
     kind: Name
@@ -145,6 +147,7 @@ class SourceSettings(Settings):
     seed: CountOrZero = 0
     max_bad_fraction: Fraction = 0.01
     record_set: Name | dict[str, Name] | None = None
+    tfds_copy: bool = False
 
     def __post_init__(self):
         if not self.validation_fraction + self.test_fraction < 1:

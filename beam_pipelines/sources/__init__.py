@@ -8,6 +8,7 @@ table: CSV and Parquet, by the schema of their columns
 mnist: MNIST, MNIST by writer, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: pooled images by class, Dirichlet, shards or evenly; Fashion-MNIST
+tfds: datasets of TensorFlow Datasets, by a feature or divided
 rotated_mnist: MNIST in known clusters, rotated and masked
 fed_emnist: TFF's Federated EMNIST, SQLite or HDF5
 celeba: CelebA by person

@@ -1,10 +1,9 @@
-"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from archives of the python version, or from TensorFlow Datasets.
+"""Reads CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) from archives of the python version.
 
 The archives contain pickles. The pickles are read as plain values and arrays of bytes; nothing in them can run code.
 """
 
 import dataclasses
-import importlib
 import io
 import pickle
 import re
@@ -17,10 +16,7 @@ import numpy as np
 
 from beam_pipelines.sources.images import ImageDataset, Images
 from tff_pdp.data.manifest import FileRecord
-from tff_pdp.errors import ConfigError, DataError
-
-TFDS = "tfds"
-_TFDS_BATCH = 1000
+from tff_pdp.errors import DataError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,25 +25,22 @@ class _Format:
 
     title: str
     archive: str
-    tfds_name: str
     num_classes: int
     train: str
     test: str
     labels: bytes
 
 
-_CIFAR10 = _Format("CIFAR-10", "cifar-10-python.tar.gz", "cifar10", 10, r"data_batch_\d+", r"test_batch", b"labels")
-_CIFAR100 = _Format("CIFAR-100", "cifar-100-python.tar.gz", "cifar100", 100, r"train", r"test", b"fine_labels")
+_CIFAR10 = _Format("CIFAR-10", "cifar-10-python.tar.gz", 10, r"data_batch_\d+", r"test_batch", b"labels")
+_CIFAR100 = _Format("CIFAR-100", "cifar-100-python.tar.gz", 100, r"train", r"test", b"fine_labels")
 
 
 def read_cifar10(source: str) -> ImageDataset:
     """Reads CIFAR-10, or a part of CIFAR-10 in the same format: images uint8 `[n, 32, 32, 3]`.
 
-    The source is `cifar-10-python.tar.gz`, the folder of its extracted batches, or `tfds` for TensorFlow Datasets,
-    which downloads the images once.
+    The source is `cifar-10-python.tar.gz`, or the folder of its extracted batches.
 
     Raises:
-      ConfigError: the source is `tfds` and TensorFlow Datasets is not installed.
       DataError: the source is missing or damaged, or a batch does not have CIFAR-10's format.
     """
     return _read(source, _CIFAR10)
@@ -59,13 +52,11 @@ def read_cifar100(source: str) -> ImageDataset:
 
 
 def _read(source: str, form: _Format) -> ImageDataset:
-    if source == TFDS:
-        return _read_tfds(form)
     path = Path(source)
     if not path.exists():
         raise DataError(
-            f"{path}: no such file or folder; data.input must be {form.archive}, the folder of its extracted batches, "
-            "or tfds"
+            f"{path}: no such file or folder; data.input must be {form.archive}, or the folder of its extracted "
+            "batches; data.kind tfds reads CIFAR of TensorFlow Datasets"
         )
     batches, origin = _batches_of_archive(path, form) if path.is_file() else _batches_of_folder(path, form)
     sides: list[Images] = []
@@ -113,24 +104,6 @@ def _images(place: str, x: np.ndarray, y: np.ndarray, form: _Format) -> Images:
     if y.shape != x.shape[:1] or y.dtype.kind not in "iu" or not ((y >= 0) & (y < form.num_classes)).all():
         raise DataError(f"{place}: each image needs one label, an integer from 0 to {form.num_classes - 1}")
     return Images(x, y.astype(np.int64))
-
-
-def _read_tfds(form: _Format) -> ImageDataset:
-    try:
-        tfds = importlib.import_module("tensorflow_datasets")
-    except ImportError as error:
-        raise ConfigError(
-            "data.input: tfds needs TensorFlow Datasets; pip install tensorflow-datasets==4.9.10 importlib_resources, "
-            f"or name {form.archive} or the folder of its extracted batches"
-        ) from error
-    sides, info = tfds.load(form.tfds_name, split=["train", "test"], batch_size=_TFDS_BATCH, with_info=True)
-    images: list[Images] = []
-    for side in sides:
-        batches = list(tfds.as_numpy(side))
-        x, y = (np.concatenate([batch[key] for batch in batches]) for key in ("image", "label"))
-        images.append(_images(info.full_name, x, y, form))
-    train, test = images
-    return ImageDataset(train, test, form.num_classes, origin=[{"name": info.full_name}])
 
 
 def load_array_pickle(content: bytes) -> Any:

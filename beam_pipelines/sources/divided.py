@@ -39,7 +39,7 @@ from beam_pipelines.sources.partition import (
     partition_by_shares,
     uniform_partition,
 )
-from beam_pipelines.sources.silo_files import SiloArrays, array_images
+from beam_pipelines.sources.silo_files import SiloArrays, array_data
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Name, Positive, Settings, to_plain
 
@@ -248,8 +248,8 @@ class DividedImages(SourceSettings):
             training_images=self.training_images,
             test_partition=self.test_partition,
         )
-        given = dict.fromkeys(("num_clients", "classes_per_client", "concentration")) | to_plain(self.partition)
-        recorded = {**parameters, "partition": given.pop("kind"), **given, "shrink": self.shrink}
+        given = dict.fromkeys(("num_clients", "classes_per_client", "concentration"))
+        recorded = {**parameters, **given, **recorded_partition(self.partition), "shrink": self.shrink}
         # Recorded only where set: client datasets from before these settings existed remain valid.
         if self.images_per_client is not None:
             recorded["images_per_client"] = self.images_per_client
@@ -258,7 +258,13 @@ class DividedImages(SourceSettings):
         if self.test_partition != "same":
             recorded["test_partition"] = self.test_partition
         recorded["origin"] = dataset.origin
-        return array_images(self.kind, workspace, clients, self.num_classes, recorded)
+        return array_data(self.kind, workspace, clients, self.num_classes, recorded)
+
+
+def recorded_partition(partition: Settings) -> dict[str, Any]:
+    """Returns the settings of a partition as a manifest records them, with the kind as `partition`."""
+    given = to_plain(partition)
+    return {"partition": given.pop("kind"), **given}
 
 
 class PartitionedImages(DividedImages):
@@ -266,7 +272,7 @@ class PartitionedImages(DividedImages):
 
     | images | `input` |
     |---|---|
-    | `cifar10`, `cifar100` | the python version's archive, its extracted folder, or `tfds` for TensorFlow Datasets |
+    | `cifar10`, `cifar100` | the python version's archive, or its extracted folder |
     | `mnist` | the folder of MNIST's four `idx.gz` files, or of data in that format |
     | `emnist` | the folder of one split's four `idx.gz` files, or one split's file of train images |
 
@@ -325,6 +331,7 @@ def partitioned_images(
 
     Returns:
       Clients: x uint8 `[n, height / shrink, width / shrink, channels]`, y int64 `[n]`; test images are test examples.
+      With `shrink` 1, `x` may be any array, as in `Images`.
 
     Raises:
       ConfigError: the images cannot be divided in this way.

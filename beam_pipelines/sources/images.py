@@ -5,13 +5,16 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tqdm import tqdm
 
 from beam_pipelines.records import Reason, Unusable
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # Number of threads: reading small files mostly waits for the disk or the network.
 _READERS = 16
@@ -37,13 +40,11 @@ def read_image(
     # Imported late: the check of the settings needs no images.
     from PIL import Image, UnidentifiedImageError
 
-    height, width, channels = shape
     try:
         with Image.open(folder / name, formats=[file_format]) as image:
             if must_be_square and image.width != image.height:
                 return _unusable(name, f"{image.width} x {image.height} pixels, not a square")
-            converted = image.convert("RGB" if channels == 3 else "L")
-            resized = converted.resize((width, height), Image.Resampling[resampling])
+            converted = _converted(image, shape, resampling)
     except FileNotFoundError:
         return _unusable(name, "no such file")
     # The error's own text contains the folder.
@@ -52,7 +53,38 @@ def read_image(
     # Pillow's other errors for files that are cut short, damaged or forged.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         return _unusable(name, f"damaged: {error}")
-    return np.asarray(resized, np.float32).ravel() / np.float32(255)
+    return np.asarray(converted, np.float32).ravel() / np.float32(255)
+
+
+def resized(image: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Resizes one image: each pixel of the result is the average of an area. Colours become grey, or grey colours.
+
+    Args:
+      image: uint8 `[height, width, channels]`, with 1 or 3 channels.
+      shape: height, width and channels (3 for colours, 1 for grey) of the result.
+
+    Returns:
+      uint8 of this shape; the image itself if the shape is equal.
+
+    Raises:
+      DataError: the image has another number of channels.
+    """
+    from PIL import Image
+
+    if image.shape == shape:
+        return image
+    if image.shape[2] not in (1, 3):
+        raise DataError(f"an image of shape {list(image.shape)} cannot be resized; needed are 1 or 3 channels")
+    pixels = np.ascontiguousarray(image if image.shape[2] == 3 else image[..., 0])
+    return np.asarray(_converted(Image.fromarray(pixels), shape, "BOX")).reshape(shape)
+
+
+def _converted(image: "Image.Image", shape: tuple[int, ...], resampling: str) -> "Image.Image":
+    """Converts an image to colours or grey, and resizes the image to height and width."""
+    from PIL import Image
+
+    height, width, channels = shape
+    return image.convert("RGB" if channels == 3 else "L").resize((width, height), Image.Resampling[resampling])
 
 
 def hash_images(folder: Path, names: Iterable[str]) -> str:
@@ -80,7 +112,10 @@ def _unusable(name: str, problem: str) -> Unusable:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`."""
+    """Labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`.
+
+    Of a source of numbers, `x` is float32 `[n, ...]`; of a regression, `y` is float32 `[n]`.
+    """
 
     x: np.ndarray
     y: np.ndarray
@@ -105,11 +140,13 @@ def shrunk(images: np.ndarray, factor: int) -> np.ndarray:
 
     Args:
       images: uint8 `[n, height, width, channels]`.
-      factor: side of a square in pixels; must divide height and width.
+      factor: side of a square in pixels; must divide height and width. With 1, `images` may be any array.
 
     Returns:
       uint8 `[n, height / factor, width / factor, channels]`.
     """
+    if factor == 1:
+        return images
     number, height, width, channels = images.shape
     squares = images.reshape(number, height // factor, factor, width // factor, factor, channels)
     return np.rint(squares.mean(axis=(2, 4))).astype(np.uint8)

@@ -21,7 +21,7 @@ import numpy as np
 
 from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.images import ImageDataset, Images, shrunk, shrunken_shape
-from beam_pipelines.sources.silo_files import SiloArrays, array_images
+from beam_pipelines.sources.silo_files import SiloArrays, array_data
 from tff_pdp.data.manifest import FileRecord
 from tff_pdp.errors import DataError
 from tff_pdp.settings import Count
@@ -254,5 +254,5 @@ class MnistWriters(SourceSettings):
         files = [*((folder, name) for name in MNIST_TRAIN_FILES), (path.parent, path.name)]
         origin = [dataclasses.asdict(FileRecord.of(*file)) for file in files]
         parameters = {"shrink": self.shrink, "origin": origin}
-        raw = array_images("mnist_writers", workspace, writers, self.num_classes, parameters)
+        raw = array_data("mnist_writers", workspace, writers, self.num_classes, parameters)
         return dataclasses.replace(raw, has_test_examples=False)

@@ -18,7 +18,7 @@ from beam_pipelines.options import RawData, SourceSettings
 from beam_pipelines.sources.divided import silo_of
 from beam_pipelines.sources.images import Images, shrunk, shrunken_shape
 from beam_pipelines.sources.mnist import read_mnist
-from beam_pipelines.sources.silo_files import SiloArrays, array_images
+from beam_pipelines.sources.silo_files import SiloArrays, array_data
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Fraction
 
@@ -66,7 +66,7 @@ class RotatedMnist(SourceSettings):
         groups, silos = rotated_mnist(mnist.train, mnist.test, self)
         own = {name: getattr(self, name) for name in RotatedMnist.__annotations__}
         parameters = {**own, "rotation_groups": groups, "origin": mnist.origin}
-        return array_images("rotated_mnist", workspace, silos, self.num_classes, parameters)
+        return array_data("rotated_mnist", workspace, silos, self.num_classes, parameters)
 
 
 def rotated_mnist(train: Images, test: Images, options: RotatedMnist) -> tuple[dict[str, int], Iterator[SiloArrays]]:

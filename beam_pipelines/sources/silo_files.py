@@ -17,7 +17,7 @@ import math
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -271,8 +271,10 @@ def read_silo_arrays(path: Path) -> Iterator[SiloArrays]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
+            # Kept: the archive would list all names anew for each silo.
+            entries = frozenset(archive.namelist())
             for silo in _silo_names(path, archive):
-                arrays = {member: _array(archive, f"{silo}/{member}.npy") for member in _MEMBERS}
+                arrays = {member: _array(archive, entries, f"{silo}/{member}.npy") for member in _MEMBERS}
                 if arrays["x"] is None or arrays["y"] is None:
                     raise DataError(f"{path}: silo {silo!r} needs both {silo}/x and {silo}/y")
                 yield SiloArrays(silo, arrays["x"], arrays["y"], arrays["is_test"])
@@ -292,18 +294,29 @@ def _silo_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
     return list(names)
 
 
-def _array(archive: zipfile.ZipFile, entry: str) -> np.ndarray | None:
-    if entry not in archive.namelist():
+def _array(archive: zipfile.ZipFile, entries: Set[str], entry: str) -> np.ndarray | None:
+    if entry not in entries:
         return None
     with archive.open(entry) as file:
         return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def array_images(
-    source: str, workspace: Path, silos: Iterable[SiloArrays], num_classes: int, parameters: Mapping[str, Any]
+def array_data(
+    source: str,
+    workspace: Path,
+    silos: Iterable[SiloArrays],
+    num_classes: int,
+    parameters: Mapping[str, Any],
+    *,
+    are_images: bool = True,
 ) -> RawData:
-    """Writes silos of 8-bit images, some of them for test, to `workspace/<source>.npz`, and describes the raw data."""
+    """Writes silos, with some examples for test, to `workspace/<source>.npz`, and describes the raw data.
+
+    Examples are 8-bit images, or, unless `are_images`, any numbers.
+    """
     file = f"{source}.npz"
     write_silo_arrays(workspace / file, silos)
-    read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST)
-    return RawData(source, workspace, (file,), read, are_images=True, has_test_examples=True, parameters=parameters)
+    read = functools.partial(read_silos, num_classes=num_classes, brightest=_BRIGHTEST if are_images else 1)
+    return RawData(
+        source, workspace, (file,), read, are_images=are_images, has_test_examples=True, parameters=parameters
+    )

@@ -15,7 +15,7 @@ def as_stored(features, x):
     return x if features.x_dtype == "float32" else np.rint(x * 255).astype(features.x_dtype)
 
 
-def write_clients(folder, features, extents, num_shards=1, change_rows=lambda rows: rows):
+def write_clients(folder, features, extents, num_shards=1, change_rows=lambda rows: rows, class_names=None):
     """Writes a dataset whose index has one row for each `(client, split, shard, x, y)`, in this order.
 
     Args:
@@ -24,6 +24,7 @@ def write_clients(folder, features, extents, num_shards=1, change_rows=lambda ro
       extents: the examples.
       num_shards: how many files there are.
       change_rows: what is done to the index, a list of dicts, before it is written.
+      class_names: names of the classes.
     """
     (folder / SHARD_FOLDER).mkdir(parents=True)
     names = [f"{SHARD_FOLDER}/{number}.tfrecord" for number in range(num_shards)]
@@ -54,6 +55,7 @@ def write_clients(folder, features, extents, num_shards=1, change_rows=lambda ro
         clients=clients,
         shards=tuple(FileRecord.of(folder, name) for name in names),
         index=FileRecord.of(folder, INDEX_FILE),
+        class_names=class_names,
     ).save(folder)
     mark_finished(folder)
     return folder

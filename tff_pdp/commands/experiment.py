@@ -87,6 +87,7 @@ class Prepare(OnExperiment):
       rotated_mnist          MNIST's four idx.gz files, to be divided among silos, rotated and masked
       partitioned_images     CIFAR-10/100, MNIST or EMNIST, to be divided among clients
       fashion_mnist          Fashion-MNIST's four idx.gz files, to be divided among clients
+      tfds                   a dataset of TensorFlow Datasets: a prepared folder or the name of a builder
       contact_graph          a population's tables (US/UK PETs pandemic challenge): people and whom they met
       simulated_outbreak     such tables of a simulated outbreak; people from SocioPatterns' tij_*.dat, or generated
     Options of a kind are further keys of data; `tff-pdp config --reference` explains them. Name a kind of your own

@@ -5,5 +5,6 @@ tfrecord: framing of records, also used for warm-up files
 example_codec: encoding and decoding of many examples
 shards: positioned reads of records
 client_dataset: any client's examples
+tfds_copy: a copy that TensorFlow Datasets reads
 shuffled_epoch: all examples in random order, even if the examples exceed the memory
 """

@@ -16,7 +16,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from tff_pdp.data.manifest import INDEX_FILE, MANIFEST_FILE, SPLITS, SUCCESS_FILE, FileRecord, Manifest
-from tff_pdp.data.shards import ShardFiles, is_url, places_in_runs, read_example_ids, read_examples
+from tff_pdp.data.shards import ShardFiles, is_url, places_in_runs, read_example_ids, read_examples, read_records
 from tff_pdp.data.shuffled_epoch import shuffled_epoch
 from tff_pdp.errors import DataError
 
@@ -206,6 +206,17 @@ class ClientDataset:
         ids = read_example_ids(self.manifest.features, self._files, extents)
         self._check_unchanged()
         return ids
+
+    def records(self, client_id: str, split: str) -> list[bytes]:
+        """Reads one client's examples of one split, in the dataset's order, as serialized `tf.train.Example`s.
+
+        Raises:
+          DataError: as in `load`.
+        """
+        extents = self._index.extents(np.array([self._position(client_id, split)]), split)
+        records = read_records(self._files, extents)
+        self._check_unchanged()
+        return records
 
     def epoch(self, split: str, batch_size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields each example of a split once, in a uniformly random order, as batches `(x, y)`.

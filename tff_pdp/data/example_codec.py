@@ -93,6 +93,11 @@ def _layout(features: FeatureSpec, label_size: int) -> RecordLayout:
     return RecordLayout(template, example_id, x, y, mask)
 
 
+def text_feature(name: str, value: str) -> bytes:
+    """Encodes a `tf.train.Example` that has one feature of text; appended to another example, the feature is added."""
+    return _field(1, _map_entry(name.encode(), _field(_BYTES_LIST, _field(1, value.encode()))))
+
+
 def _map_entry(key: bytes, feature: bytes) -> bytes:
     return _field(1, _field(1, key) + _field(2, feature))
 

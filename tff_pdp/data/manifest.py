@@ -6,6 +6,7 @@
                                         (run of records), in ascending order if a client's split has several
   dead_letters/*.jsonl                  records that could not be used, each with a reason
   manifest.json                         this module's `Manifest`
+  tfds/                                 only if asked for: a copy that TensorFlow Datasets reads; see `tfds_copy`
   _SUCCESS                              written last; a folder without it is not a dataset. It has the manifest's sha256
                                         (`sha256sum --check _SUCCESS`); the manifest has the sha256 of the index and of
                                         every shard
@@ -75,6 +76,7 @@ SPLITS = ("train", "validation", "test")
 
 SHARD_FOLDER = "shards"
 DEAD_LETTER_FOLDER = "dead_letters"
+TFDS_FOLDER = "tfds"
 INDEX_FILE = "index.parquet"
 MANIFEST_FILE = "manifest.json"
 SUCCESS_FILE = "_SUCCESS"

@@ -10,6 +10,7 @@ import numpy as np
 
 from tff_pdp.data.example_codec import decode_example_ids, decode_examples, record_extents
 from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.data.tfrecord import unframe
 from tff_pdp.errors import DataError
 from tff_pdp.files import read_at
 
@@ -178,6 +179,22 @@ def read_example_ids(features: FeatureSpec, files: ShardFiles, extents: np.ndarr
         for shard, offset, nbytes, _ in extents.tolist()
     ]
     return np.concatenate([np.zeros(0, "S32"), *parts])
+
+
+def read_records(files: ShardFiles, extents: np.ndarray) -> list[bytes]:
+    """Reads the records of extents, one after another, as serialized messages; checks every checksum.
+
+    Raises:
+      DataError: a shard cannot be read, a record is corrupt, or an extent has another number of records than stated;
+        the message names file and byte.
+    """
+    records = []
+    for shard, offset, nbytes, num_examples in extents.tolist():
+        found = unframe(files.read(shard, offset, nbytes), files.path(shard), offset)
+        if len(found) != num_examples:
+            raise other_number_of_records(files.path(shard), len(found), nbytes, offset, num_examples)
+        records += found
+    return records
 
 
 def _are_whole(features: FeatureSpec, content: bytes, num_records: int, extents: np.ndarray) -> bool:

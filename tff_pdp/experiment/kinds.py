@@ -23,6 +23,7 @@ SOURCES: Kinds[type[SourceSettings]] = Kinds(
         "rotated_mnist": f"{_SOURCES}.rotated_mnist:RotatedMnist",
         "partitioned_images": f"{_SOURCES}.divided:PartitionedImages",
         "fashion_mnist": f"{_SOURCES}.divided:FashionMnist",
+        "tfds": f"{_SOURCES}.tfds:Tfds",
         "contact_graph": f"{_EPIDEMIC}:ContactGraph",
         "simulated_outbreak": f"{_EPIDEMIC}:SimulatedOutbreak",
     },

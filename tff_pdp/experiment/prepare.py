@@ -4,6 +4,7 @@ from pathlib import Path
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import RawData, Summary
+from tff_pdp.data.tfds_copy import write_tfds_copy
 from tff_pdp.experiment.config import ExperimentConfig
 
 # Under the experiment's output: files that a kind of raw data writes before the job reads them.
@@ -19,4 +20,7 @@ def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Sum
     """
     options = config.data.job_options(config.clients_folder, overwrite=overwrite)
     source = config.data.build(Path(config.output) / _WORKSPACE)
-    return run_client_dataset_job(source, options) if isinstance(source, RawData) else source.run(options)
+    summary = run_client_dataset_job(source, options) if isinstance(source, RawData) else source.run(options)
+    if config.data.tfds_copy:
+        write_tfds_copy(summary.output)
+    return summary

@@ -38,6 +38,7 @@ _NOT_FORM = frozenset(
         "validation_fraction",
         # How pooled images are divided among clients.
         "classes_per_client",
+        "client_feature",
         "concentration",
         "images_per_client",
         "min_images",
@@ -45,6 +46,8 @@ _NOT_FORM = frozenset(
         "partition",
         "shards_per_client",
         "test_partition",
+        "test_split",
+        "train_split",
         "training_images",
     }
 )
@@ -54,6 +57,8 @@ _NOT_FORM_OF_ROWS = frozenset({"max_bad_fraction", "num_shards"})
 _SEEDED = ("rotated_mnist",)
 # Kinds of raw data whose clients are artificial.
 _ARTIFICIAL = ("fashion_mnist", "partitioned_images", "rotated_mnist")
+# The one partition whose clients are not artificial: a feature of each example names the owner.
+_BY_FEATURE = "feature"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +186,7 @@ def records_of_clients(
         dataset="",
         form=key.name("form", json.dumps([features, form], sort_keys=True).encode()),
         sources=tuple(sorted({key.name("source", source.encode()) for source in _raw_files(manifest)})),
-        are_named=manifest.parameters.get("source") not in _ARTIFICIAL,
+        are_named=_are_named(manifest),
         **_grouped(key, client_ids, sizes, digests),
     )
 
@@ -212,6 +217,12 @@ def _digests_of_examples(
             rows = np.repeat(stops[part, number] - counts, counts) + places_in_runs(counts)
             digests[rows] = key.examples(dataset.load_many(places[part], split).x)
     return sizes.sum(axis=1), digests
+
+
+def _are_named(manifest: Manifest) -> bool:
+    """Checks if a client's name identifies the owner of the client's records."""
+    by_feature = manifest.parameters.get("partition", _BY_FEATURE) == _BY_FEATURE
+    return by_feature and manifest.parameters.get("source") not in _ARTIFICIAL
 
 
 def _raw_files(manifest: Manifest) -> list[str]:
