@@ -1,5 +1,6 @@
 """Models as pure functions over named weights.
 
+dropout: dropout masks of each example, from keys
 base: `Model`, losses, preparation of batches
 metrics: accuracy, squared error, and metrics of rankings
 average_precision: the metric of rankings, for tensors and for arrays

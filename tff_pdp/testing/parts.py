@@ -90,7 +90,9 @@ def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Ten
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x[row : row + 1], y[row : row + 1]))
-        gradients: Any = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        found: Any = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # The gradient of a table is given by the rows that were read.
+        gradients: Any = [tf.convert_to_tensor(gradient) for gradient in found]
         norm = math.sqrt(sum(float(tf.reduce_sum(tf.square(gradient))) for gradient in gradients))
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += gradient.numpy() * min(1.0, clip / norm if norm else 1.0)
