@@ -378,7 +378,7 @@ def _gradients_by_squares(
     return tf.reshape(tf.transpose(by_square, [0, 1, 3, 2, 4, 5, 6]), [-1, *window, channels_in, channels_out])
 
 
-def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
+def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> Held:
     """Returns gradients of a bias that is added at all positions, from `cotangent [batch, ..., out]`, `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent

@@ -294,10 +294,24 @@ def _scale_gradients(
     return example_gradients.bias(cotangent * normalised, pulls[0]), example_gradients.bias(cotangent, pulls[1])
 
 
+def _shift(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    return x + tf.reshape(bias, [-1])
+
+
+def _shift_gradients(
+    x: tf.Tensor, cotangent: tf.Tensor, bias: tf.Tensor, pulls: Pulls = (None,)
+) -> tuple[ExampleGradients, ...]:
+    shape: list[Any] = bias.shape.as_list()
+    pull = None if pulls[0] is None else tf.reshape(pulls[0], [-1])
+    return (dataclasses.replace(example_gradients.bias(cotangent, pull), shape=shape),)
+
+
 # Weights: kernel `[in, out]` and, if there is one, bias `[out]`.
 DENSE = Layer(_dense, _dense_gradients, is_positional=True)
 # Weights: scale and bias, both `[channels]`.
 SCALE = Layer(_scale, _scale_gradients)
+# Weights: a bias of any shape, which is added, flat, to inputs `[batch, values]`.
+SHIFT = Layer(_shift, _shift_gradients, is_positional=True)
 # Weights: table `[ids, size]`.
 EMBEDDING = Layer(_embedding, _embedding_gradients)
 

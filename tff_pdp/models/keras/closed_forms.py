@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tff_pdp.models import layers
 from tff_pdp.models.base import Weights
-from tff_pdp.models.keras.recurrent import lstm
+from tff_pdp.models.keras.recurrent import gru, lstm, simple_rnn
 
 _keras = tf.keras.layers
 # `weights -> function in place of the layer's method call`.
@@ -110,23 +110,26 @@ def _group_norm(layer: Any, names: Mapping[int, str]) -> Form | None:
     return form
 
 
-def _lstm(layer: Any, names: Mapping[int, str]) -> Form | None:
-    own = _names(names, layer.cell.kernel, layer.cell.recurrent_kernel, layer.cell.bias)
-    has_dropout = bool(layer.dropout or layer.recurrent_dropout)
-    if own is None or len(own) != 3 or has_dropout or layer.time_major or layer.stateful:
-        return None
+def _recurrent(build: Callable[[Any, Weights, tuple[str, ...]], Callable[..., Any]]) -> Any:
+    def form_of(layer: Any, names: Mapping[int, str]) -> Form | None:
+        own = _names(names, layer.cell.kernel, layer.cell.recurrent_kernel, layer.cell.bias)
+        has_form = not (layer.recurrent_dropout or layer.time_major or layer.stateful)
+        if own is None or len(own) != 3 or not has_form or not getattr(layer, "reset_after", True):
+            return None
 
-    def form(weights: Weights) -> Callable[..., Any]:
-        original, own_form = layer.call, lstm(layer, weights, own)
+        def form(weights: Weights) -> Callable[..., Any]:
+            original, own_form = layer.call, build(layer, weights, own)
 
-        def call(inputs: tf.Tensor, mask: Any = None, training: Any = None, initial_state: Any = None) -> Any:
-            steps = inputs.shape[1]
-            chosen = own_form if steps is not None and steps <= _MOST_STEPS else original
-            return chosen(inputs, mask=mask, training=training, initial_state=initial_state)
+            def call(inputs: tf.Tensor, mask: Any = None, training: Any = None, initial_state: Any = None) -> Any:
+                steps = inputs.shape[1]
+                chosen = own_form if steps is not None and steps <= _MOST_STEPS else original
+                return chosen(inputs, mask=mask, training=training, initial_state=initial_state)
 
-        return call
+            return call
 
-    return form
+        return form
+
+    return form_of
 
 
 # A graph has the operations of each step of a recurrent layer.
@@ -137,5 +140,7 @@ _FORMS: dict[type, Callable[[Any, Mapping[int, str]], Form | None]] = {
     _keras.Embedding: _embedding,
     _keras.LayerNormalization: _layer_norm,
     _keras.GroupNormalization: _group_norm,
-    _keras.LSTM: _lstm,
+    _keras.LSTM: _recurrent(lstm),
+    _keras.GRU: _recurrent(gru),
+    _keras.SimpleRNN: _recurrent(simple_rnn),
 }

@@ -52,8 +52,8 @@ def from_keras(
     `training=False`.
 
     The head is the last layer with weights. Gradients of single examples have a closed form for Dense, Conv2D,
-    Embedding, LayerNormalization, GroupNormalization and LSTM; with other layers, a line in the log names the weights
-    that make training slower.
+    Embedding, LayerNormalization, GroupNormalization, LSTM, GRU and SimpleRNN; with other layers, a line in the log
+    names the weights that make training slower. Recurrent layers need a known number of time steps.
 
     Args:
       model: functional, sequential or subclassed model with one input and one output, of float32 weights. Inputs may be
@@ -143,11 +143,12 @@ class _Converted:
         self._attributes = attributes_with(model, variables)
         self._forms: dict[str, Form] = {}
         self._activation: list[Attribute] = []
-        # Keras's loops: functions for cuDNN keep state and have no form for stacks of clients.
-        self._loops = [
-            Attribute(layer, "_could_use_gpu_kernel", False)
-            for layer in layers.values()
-            if hasattr(layer, "_could_use_gpu_kernel")
+        # Step after step in the graph: TensorFlow can stack neither the gradients of Keras's loops nor those of cuDNN.
+        recurrent = [layer for layer in layers.values() if isinstance(layer, tf.keras.layers.RNN)]
+        self._steps = [
+            Attribute(layer, name, value)
+            for layer in recurrent
+            for name, value in (("unroll", True), ("_could_use_gpu_kernel", False))
         ]
         self._random = [layer for layer in layers.values() if isinstance(layer, _RANDOM)]
         self._dtype = model.inputs[0].dtype if model.inputs else tf.float32
@@ -165,7 +166,7 @@ class _Converted:
         replaced = [one._replace(value=with_values(one, value)) for one in self._attributes]
         forms = [Attribute(self._layers[path], "call", form(weights)) for path, form in self._forms.items()]
         masks = [Attribute(one, "_random_generator", Masks(one, draws, places)) for one in self._random if draws]
-        with attributes_set([*replaced, *forms, *masks, *self._loops, *self._activation]):
+        with attributes_set([*replaced, *forms, *masks, *self._steps, *self._activation]):
             outputs = self._model(tf.cast(x, self._dtype), training=draws is not None)
         if not isinstance(outputs, tf.Tensor):
             raise ConfigError(f"the Keras model {self._model.name!r} has several outputs, and may have one")
