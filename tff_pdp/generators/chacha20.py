@@ -59,8 +59,6 @@ def row_words(key: tf.Tensor, rows: tf.Tensor, size: tf.Tensor | int, place: int
     return keystreams(key + tf.zeros_like(rows)[:, tf.newaxis], size, rows + place * 2**40)
 
 
-
-
 def block_words(rows: Rows) -> tf.Tensor:
     """Computes ChaCha20's block function: uint32 `[16, ...]`, the words of each block.
 

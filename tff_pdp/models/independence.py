@@ -131,9 +131,7 @@ def check_is_pure(name: str, predict: Callable[[tf.Tensor], tf.Tensor], model: M
         )
 
 
-def impurities(
-    predict: Callable[[tf.Tensor], tf.Tensor], input_shape: tuple[int, ...]
-) -> tuple[list[str], list[str]]:
+def impurities(predict: Callable[[tf.Tensor], tf.Tensor], input_shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
     """Returns the names of variables, and the types of stateful operations, in the graph of `predict`."""
     traced = tf.function(predict, autograph=False).get_concrete_function(tf.TensorSpec([None, *input_shape]))
     captured = {id(handle) for handle, _ in traced.graph.captures if handle.dtype == tf.resource}

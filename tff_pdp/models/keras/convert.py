@@ -136,9 +136,7 @@ class _Converted:
         if not trainable:
             raise ConfigError(f"the Keras model {model.name!r} has no trainable weights")
         self.names = {id(one): name for name, one in variables.items() if id(one) in trainable}
-        self.initial: InitialWeights = {
-            name: one.numpy() for name, one in variables.items() if id(one) in trainable
-        }
+        self.initial: InitialWeights = {name: one.numpy() for name, one in variables.items() if id(one) in trainable}
         self._frozen = {id(one): one.numpy() for one in variables.values() if id(one) not in trainable}
         self._attributes = attributes_with(model, variables)
         self._forms: dict[str, Form] = {}
@@ -240,9 +238,7 @@ class _Converted:
         recording = RecordingWeights(weights)
         self(recording, self._tried_examples(rows))
         names = {name for use in recording.uses if use.output.shape[0] != rows for name in use.names}
-        return {
-            path for path in self._forms if names & {self.names.get(id(one)) for one in self._layers[path].weights}
-        }
+        return {path for path in self._forms if names & {self.names.get(id(one)) for one in self._layers[path].weights}}
 
     def _try(self, weights: Weights, rows: int) -> np.ndarray:
         try:
@@ -323,9 +319,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
     return are_shares and (outputs.shape[1] == 1 or bool(np.allclose(outputs.sum(axis=1), 1, atol=1e-5)))
 
 
-def _head(
-    model: tf.keras.Model, layers: Mapping[str, tf.keras.layers.Layer], converted: _Converted
-) -> tuple[str, ...]:
+def _head(model: tf.keras.Model, layers: Mapping[str, tf.keras.layers.Layer], converted: _Converted) -> tuple[str, ...]:
     """Returns the names of the weights of the last layer that has any; of a model inside, the last layer's."""
     paths = {id(layer): path for path, layer in layers.items()}
 
