@@ -69,10 +69,12 @@ def _unused(name: str, used: set[str]) -> str:
 
 
 def named_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
-    """Returns all variables by name: the layer's path and the variable's own name, such as `dense/kernel`."""
+    """Returns all variables by name, in the order of Keras: the layer's path and the variable's own name.
+
+    An example of a name is `dense/kernel`.
+    """
     used: set[str] = set()
-    found: dict[str, tf.Variable] = {}
-    named: set[int] = set()
+    names: dict[int, str] = {}
     of_layers = [
         (path, variable)
         for path, layer in named_layers(model).items()
@@ -80,11 +82,10 @@ def named_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
     ]
     # Variables of plain modules belong to no layer.
     for path, variable in [*of_layers, *(("", variable) for variable in model.weights)]:
-        if id(variable) not in named:
-            named.add(id(variable))
+        if id(variable) not in names:
             own = variable.name.partition(":")[0].rpartition("/")[2]
-            found[_unused(f"{path}/{own}" if path else own, used)] = variable
-    return found
+            names[id(variable)] = _unused(f"{path}/{own}" if path else own, used)
+    return {names[id(variable)]: variable for variable in model.weights}
 
 
 def attributes_with(model: tf.keras.Model, variables: Mapping[str, tf.Variable]) -> list[Attribute]:

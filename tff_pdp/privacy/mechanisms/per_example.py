@@ -61,9 +61,9 @@ def clipped_sum(
     to rounding.
 
     Guarantee: the result is `sum_i part_i + error`. Each `part_i` is a function of example i, its random draws, the
-      weights, the pull and the clip norm alone, and is zero if the example is not included. In exact arithmetic, `|part_i| <= clip_norm`, in
-      L2 norm over all weights jointly. For n included examples, and layers with at most `positions` positions,
-      `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves the sum by at most
+      weights, the pull and the clip norm alone, and is zero if the example is not included. In exact arithmetic,
+      `|part_i| <= clip_norm`, in L2 norm over all weights jointly. For n included examples, and layers with at most
+      `positions` positions, `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves the sum by at most
       `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If `most_examples` is
       passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included does not move the
       sum, whatever its x and y are. An example whose gradient is not finite does not move the sum, either, unless the
