@@ -78,9 +78,7 @@ def examples_of(model, rows=6):
 def moved_weights(keras, model):
     """Weights other than the initial ones, and a Keras model that has them."""
     rng = np.random.default_rng(2)
-    weights = {
-        name: np.float32(array + rng.normal(size=array.shape) * 0.3) for name, array in model.init(0).items()
-    }
+    weights = {name: np.float32(array + rng.normal(size=array.shape) * 0.3) for name, array in model.init(0).items()}
     keras.set_weights(list(weights.values()))
     return {name: tf.constant(array) for name, array in weights.items()}
 
@@ -122,6 +120,15 @@ def test_names_do_not_depend_on_what_was_built_before():
         "dense/bias",
     ]
     assert first.head == ("dense/kernel", "dense/bias")
+    of_cnn = [list(from_keras(cnn()).init(0)) for _ in range(2)]
+    assert of_cnn[0] == of_cnn[1]
+    assert {name.partition("/")[0] for name in of_cnn[0]} == {
+        "conv2d",
+        "group_normalization",
+        "dense",
+        "layer_normalization",
+        "dense_1",
+    }
 
 
 def test_the_keras_model_stays_as_it_is():
@@ -181,9 +188,7 @@ def test_outputs_are_logits_or_values(units, activation, num_classes, expected):
 
 
 def test_frozen_layers_are_constants():
-    keras = tf.keras.Sequential(
-        [tf.keras.Input((4,)), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2)]
-    )
+    keras = tf.keras.Sequential([tf.keras.Input((4,)), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2)])
     keras.layers[0].trainable = keras.layers[1].trainable = False
     model = from_keras(keras)
     assert list(model.init(0)) == ["dense_1/kernel", "dense_1/bias"]

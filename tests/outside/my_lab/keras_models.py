@@ -9,7 +9,9 @@ from tff_pdp.settings import Count, Share
 layers = tf.keras.layers
 
 
-def build_cnn(input_shape: Sequence[int], num_classes: int, *, channels: Count = 4, rate: Share = 0.25) -> tf.keras.Model:
+def build_cnn(
+    input_shape: Sequence[int], num_classes: int, *, channels: Count = 4, rate: Share = 0.25
+) -> tf.keras.Model:
     """Builds a CNN with LayerNorm after its convolution, and dropout before its last layer.
 
     Args:

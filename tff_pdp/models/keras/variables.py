@@ -54,7 +54,7 @@ def named_layers(model: tf.keras.layers.Layer) -> dict[str, tf.keras.layers.Laye
 
 def _own_name(layer: tf.keras.layers.Layer) -> str:
     """Returns the layer's name, without the number that Keras has added."""
-    kind = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(layer).__name__))
+    kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", type(layer).__name__))
     return kind.lower() if re.fullmatch(rf"{kind.lower()}(_\d+)?", layer.name) else layer.name
 
 
