@@ -152,7 +152,7 @@ def _check_by_example(model: Model, figure: Callable[[tf.Tensor, tf.Tensor], tf.
     # Another number than that of the classes, so that no shapes agree by chance.
     rows = model.num_classes + 2
     outputs = tf.zeros([rows, model.num_classes] if model.num_classes else [rows])
-    labels = tf.constant(np.arange(rows) % max(model.num_classes, 1), model.label_dtype)
+    labels = tf.constant((np.arange(rows) % max(model.num_classes, 1)).astype(model.label_dtype))
     try:
         shape = tuple(figure(outputs, labels).shape)
     except (tf.errors.InvalidArgumentError, ValueError, TypeError) as error:

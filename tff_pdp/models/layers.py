@@ -276,7 +276,8 @@ def _embedding_gradients(
 
 def _places(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
     """Returns ids as int32 places in the table."""
-    last: Any = table.shape[0] - 1
+    rows: Any = table.shape[0]
+    last = rows - 1
     if ids.dtype.is_integer:
         return tf.cast(tf.clip_by_value(ids, tf.cast(0, ids.dtype), tf.cast(last, ids.dtype)), tf.int32)
     # Before the cast, which has no defined result for large values and NaN.

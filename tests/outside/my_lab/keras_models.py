@@ -1,4 +1,4 @@
-"""Keras models of somebody else: a CNN with dropout and LayerNorm, an embedding with an LSTM, and one with BatchNorm."""
+"""Keras models of somebody else: a CNN with dropout and LayerNorm, an embedding with an LSTM, one with BatchNorm."""
 
 from collections.abc import Sequence
 

@@ -54,7 +54,7 @@ def _conv2d(layer: Any, names: Mapping[int, str]) -> Form | None:
     )
     if own is None or not has_form:
         return None
-    convolution = layers.convolution(layer.strides[0], layer.padding.upper())
+    convolution = layers.convolution(layer.strides[0], "SAME" if layer.padding == "same" else "VALID")
     return lambda weights: lambda inputs: _activated(layer, layers.use(convolution, weights, own, inputs))
 
 

@@ -27,7 +27,7 @@ class Masks:
         return dropout(inputs, float(rate), self._draws, next(self._places), sizes)
 
     def _sizes(self, inputs: tf.Tensor, noise_shape: Any) -> list[int]:
-        own = inputs.shape[1:].as_list()
+        own: list[Any] = inputs.shape[1:].as_list()
         if noise_shape is None:
             return own
         # Keras has put the sizes of inputs in place of None; a size that is a tensor is one of them.

@@ -63,11 +63,11 @@ def clipped_sum(
     Guarantee: the result is `sum_i part_i + error`. Each `part_i` is a function of example i, its random draws, the
       weights, the pull and the clip norm alone, and is zero if the example is not included. In exact arithmetic,
       `|part_i| <= clip_norm`, in L2 norm over all weights jointly. For n included examples, and layers with at most
-      `positions` positions, `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves the sum by at most
-      `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If `most_examples` is
-      passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included does not move the
-      sum, whatever its x and y are. An example whose gradient is not finite does not move the sum, either, unless the
-      clip norm is infinite; the sum is then not finite.
+      `positions` positions, `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves
+      the sum by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If
+      `most_examples` is passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included
+      does not move the sum, whatever its x and y are. An example whose gradient is not finite does not move the sum,
+      either, unless the clip norm is infinite; the sum is then not finite.
     Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
       values; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one position,
       and there are fewer than 1000 weights and layers each.
@@ -173,7 +173,7 @@ def _backward_to_layers(
         return None
     groups = recording.groups()
     outputs = [[use.output for use in group] for group in groups]
-    cotangents = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    cotangents: Any = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     found: dict[str, ExampleGradients] = {}
     for group, own_cotangents in zip(groups, cotangents, strict=True):
         first = group[0]
