@@ -19,6 +19,8 @@ from tff_pdp.models.dropout import RowDraws
 # Whole blocks, for which TensorFlow's kernels treat all rows alike (`tff_pdp.privacy.mechanisms.per_example`).
 _ROWS = 48
 _CHANGED = (0, 17)
+# Larger than the others: a largest value over the batch changes, too.
+_SIZE_OF_CHANGED = 10.0
 # Tolerance where the number of rows differs, and with it the order of additions.
 _ROUNDING = 1e-4
 # Operations that are marked as stateful but keep nothing: functions, whose bodies are looked at, and checks.
@@ -38,7 +40,7 @@ def check_model_treats_examples_apart(model: Model) -> None:
         name: tf.constant(array + rng.normal(0, 0.05, array.shape).astype(np.float32))
         for name, array in model.init(0).items()
     }
-    x, other_x = (_examples(model, weights, rng) for _ in range(2))
+    x, other_x = (_examples(model, weights, rng, size) for size in (1.0, _SIZE_OF_CHANGED))
     y, other_y = (_labels(model, rng) for _ in range(2))
     is_changed = np.isin(np.arange(_ROWS), _CHANGED)
     mixed_x = tf.constant(np.where(is_changed.reshape([-1] + [1] * len(model.input_shape)), other_x, x))
@@ -97,9 +99,9 @@ def _equal_bits(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other, equal_nan=True)
 
 
-def _examples(model: Model, weights: Weights, rng: np.random.Generator) -> np.ndarray:
-    """Returns random examples; zeros and ones for a model that takes ids only."""
-    values = rng.normal(size=(_ROWS, *model.input_shape)).astype(np.float32)
+def _examples(model: Model, weights: Weights, rng: np.random.Generator, size: float) -> np.ndarray:
+    """Returns random examples of a standard deviation; zeros and ones for a model that takes ids only."""
+    values = (size * rng.normal(size=(_ROWS, *model.input_shape))).astype(np.float32)
     try:
         model.predict(weights, tf.constant(values))
     except tf.errors.InvalidArgumentError:

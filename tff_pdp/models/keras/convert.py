@@ -1,7 +1,6 @@
 """Makes a `Model` of a Keras model: pure functions of named weights, with Keras's own layers inside."""
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,8 +24,8 @@ from tff_pdp.models.keras.variables import (
 )
 from tff_pdp.models.layers import RecordingWeights
 
-_logger = logging.getLogger(__name__)
 _ACTIVATIONS: Any = tf.keras.activations
+_LEFT_OUT = (_ACTIVATIONS.softmax, _ACTIVATIONS.sigmoid)
 _RANDOM: Any = tf.keras.__internal__.layers.BaseRandomLayer
 # Different numbers of rows, with which a layer is tried out; no other size of a model is likely to follow them.
 _TRIED_ROWS = (3, 7)
@@ -89,8 +88,10 @@ def from_keras(
             f"the Keras model {model.name!r} has outputs of shape {outputs.shape[1:]}, and {num_classes or 1} "
             f"output(s) are needed for {num_classes} classes: change the last layer, or data.num_classes"
         )
-    converted.leave_out(final if num_classes else None)
-    if num_classes and _are_probabilities(converted.tried_outputs()):
+    if num_classes and final in _LEFT_OUT:
+        converted.leave_out_activation()
+        outputs = converted.tried_outputs()
+    if num_classes and _are_probabilities(outputs):
         raise ConfigError(
             f"the outputs of the Keras model {model.name!r} are probabilities, but losses here take logits: leave out "
             "the softmax or sigmoid at the end"
@@ -104,7 +105,7 @@ def from_keras(
     def training_predict(weights: Weights, x: tf.Tensor, draws: RowDraws) -> tf.Tensor:
         return shaped(converted(weights, x, draws))
 
-    converted.choose_forms()
+    converted.choose_forms(outputs)
     initial = converted.initial
     return Model(
         name=name or model.name,
@@ -179,35 +180,51 @@ class _Converted:
             if path
         )
 
-    def leave_out(self, activation: Any) -> None:
-        """Leaves out the softmax or sigmoid at the end, if `activation` is one of these."""
-        if activation in (_ACTIVATIONS.softmax, _ACTIVATIONS.sigmoid):
-            self._activation = [Attribute(_final_layer(self._model), "activation", _ACTIVATIONS.linear)]
+    def leave_out_activation(self) -> None:
+        """Leaves out the activation of the last layer."""
+        self._activation = [Attribute(_final_layer(self._model), "activation", _ACTIVATIONS.linear)]
 
-    def tried_outputs(self, rows: int = _TRIED_ROWS[-1], weights: Weights | None = None) -> np.ndarray:
-        """Returns the outputs of made-up examples."""
-        return self._try(weights or self._tried_weights(), rows)
+    def tried_outputs(self) -> np.ndarray:
+        """Returns the outputs of made-up examples.
 
-    def choose_forms(self) -> None:
+        Raises:
+          ConfigError: the model cannot be called, or assigns a variable.
+        """
+        try:
+            return self(self._tried_weights(), self._tried_examples(_TRIED_ROWS[-1])).numpy()
+        except ConfigError:
+            raise
+        except Exception as error:
+            # A variable that a layer assigns is a tensor here, which has no such method.
+            keeps_state = isinstance(error, AttributeError) and "assign" in str(error)
+            raise ConfigError(
+                f"the Keras model {self._model.name!r} "
+                + ("assigns a variable when it is called, so it keeps state" if keeps_state else "cannot be called")
+                + f" (examples of shape {self._shape}): {_first_line(error)}"
+            ) from error
+
+    def choose_forms(self, expected: np.ndarray) -> None:
         """Chooses the layers that are computed by closed forms, and checks that the function is pure.
+
+        `expected` has the outputs that Keras's layers give for the made-up examples.
 
         Raises:
           ConfigError: the model keeps state, draws random numbers that are not dropout masks, or drops values of rows
             that are not examples.
         """
-        weights = self._tried_weights()
-        expected = self.tried_outputs(weights=weights)
         found = {path: closed_form(layer, self.names) for path, layer in self._layers.items() if path}
         self._forms = {path: form for path, form in found.items() if form is not None}
         # Inside of a wrapper, rows may be the time steps of all examples.
-        wrong = set().union(*(self._of_other_rows(weights, rows) for rows in _TRIED_ROWS))
+        wrong = set().union(*(self._of_other_rows(rows) for rows in _TRIED_ROWS))
         self._forms = {path: form for path, form in self._forms.items() if path not in wrong}
-        outputs = self.tried_outputs(weights=weights)
         scale = max(1.0, float(np.abs(expected).max()))
-        is_pure = not any(self._impurities())
-        if not is_pure or not np.allclose(outputs, expected, rtol=0, atol=_ROUNDING * scale):
+        if not np.allclose(self.tried_outputs(), expected, rtol=0, atol=_ROUNDING * scale):
             self._forms = {}
         held, operations = self._impurities()
+        if self._forms and (held or operations):
+            # Another layer may compute with a weight of a layer that has a form.
+            self._forms = {}
+            held, operations = self._impurities()
         if held or operations:
             raise ConfigError(
                 f"the Keras model {self._model.name!r} {'reads or writes the variable ' + held[0] if held else ''}"
@@ -216,40 +233,29 @@ class _Converted:
                 "leave out counters, state and random numbers other than Dropout"
             )
         if self.has_masks:
-            self._check_masks(weights)
+            self._check_masks()
 
     def _impurities(self) -> tuple[list[str], list[str]]:
         weights = {name: tf.constant(array) for name, array in self.initial.items()}
         return impurities(lambda x: self(weights, x), self._shape)
 
-    def _check_masks(self, weights: Weights) -> None:
+    def _check_masks(self) -> None:
         rows = _TRIED_ROWS[-1]
         draws = RowDraws(tf.constant([1, 2], tf.int64), tf.range(rows, dtype=tf.int64))
         try:
-            self(weights, self._tried_examples(rows), draws)
+            self(self._tried_weights(), self._tried_examples(rows), draws)
         except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
             raise ConfigError(
                 f"the Keras model {self._model.name!r} drops values of rows that are not examples, or of a size that "
                 f"is not known: use Dropout outside of TimeDistributed ({_first_line(error)})"
             ) from None
 
-    def _of_other_rows(self, weights: Weights, rows: int) -> set[str]:
+    def _of_other_rows(self, rows: int) -> set[str]:
         """Returns the paths of layers with a form that see other rows than the examples."""
-        recording = RecordingWeights(weights)
+        recording = RecordingWeights(self._tried_weights())
         self(recording, self._tried_examples(rows))
         names = {name for use in recording.uses if use.output.shape[0] != rows for name in use.names}
         return {path for path in self._forms if names & {self.names.get(id(one)) for one in self._layers[path].weights}}
-
-    def _try(self, weights: Weights, rows: int) -> np.ndarray:
-        try:
-            return self(weights, self._tried_examples(rows)).numpy()
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"the Keras model {self._model.name!r} cannot be called with examples of shape {self._shape}: "
-                f"{_first_line(error)}"
-            ) from error
 
     def _tried_weights(self) -> dict[str, tf.Tensor]:
         """Returns weights that are not zero, as biases are at first."""
