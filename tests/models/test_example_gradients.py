@@ -284,7 +284,7 @@ def test_rows_of_a_table_are_outer_products_with_one_hot_inputs(pulled):
     one_hot = OuterProducts(tf.one_hot(ids, 5), g, [5, 3], pull)
     factors = tf.constant([0.5, 0.0, 0.25], tf.float64)
     np.testing.assert_array_equal(found.weighted_sum(factors), one_hot.weighted_sum(factors))
-    exact = np.zeros((BATCH, 5, 3)) + (0 if pull is None else pull)
+    exact = np.zeros((BATCH, 5, 3)) + (0 if pull is None else pull.numpy())
     for example, position in np.ndindex(BATCH, 6):
         exact[example, ids[example, position]] += g[example, position]
     squares = np.square(exact).sum(axis=(1, 2))

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -38,47 +39,47 @@ DATA = ClientData(tf.ones([ROWS, FEATURES]), -tf.ones([ROWS]), tf.constant(ROWS)
 SEEDS = np.array([[1, 2], [3, 4]])
 
 
-def masks_of(estimator, data=DATA, seeds=SEEDS):
-    """The sums of all examples' masks: `[clients, steps, FEATURES]`, in a stack of all clients."""
-    clients = len(seeds)
-    mechanism = {name: tf.fill([clients], np.float32(MECHANISM[name])) for name in estimator.mechanism}
-    ones = tf.ones([clients], tf.int32)
+ESTIMATORS = {
+    "philox": build_dp_sgd(MODEL),
+    "chacha20": build_dp_sgd(MODEL, generator="chacha20"),
+    "by name": build_dp_sgd(BY_NAME),
+    "plain": build_minibatch(MODEL, ROWS),
+}
 
-    @tf.function(autograph=False)
-    def gradients():
-        draws = estimator.draw(
-            mechanism, ones * data.num_examples, tf.shape(data.y)[0], ones * STEPS, tf.constant(seeds, tf.int64)
-        )
+
+@functools.cache
+def gradients_of(name):
+    """A function, traced once, of clients' seeds: all gradients of a stack of clients."""
+    estimator = ESTIMATORS[name]
+
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None, 2], tf.int64)])
+    def gradients(seeds):
+        ones = tf.ones(tf.shape(seeds)[:1], tf.int32)
+        mechanism = {one: tf.fill(tf.shape(ones), np.float32(MECHANISM[one])) for one in estimator.mechanism}
+        draws = estimator.draw(mechanism, ones * DATA.num_examples, tf.constant(ROWS), ones * STEPS, seeds)
 
         def of_client(own):
             parameters, own_draws = own
-            return tf.stack(
-                [
-                    estimator.gradient(parameters, own_draws, WEIGHTS, data, tf.constant(step), tf.constant(1.0))[
-                        "dense_0/kernel"
-                    ][:, 0]
-                    for step in range(STEPS)
-                ]
-            )
+
+            def of_step(step):
+                found = estimator.gradient(parameters, own_draws, WEIGHTS, DATA, tf.constant(step), tf.constant(1.0))
+                return found["dense_0/kernel"][:, 0]
+
+            return tf.stack([of_step(step) for step in range(STEPS)])
 
         return map_stack(of_client, (mechanism, draws))
 
-    return gradients().numpy()
+    return gradients
 
 
-def estimators():
-    return {
-        "philox": build_dp_sgd(MODEL),
-        "chacha20": build_dp_sgd(MODEL, generator="chacha20"),
-        "by name": build_dp_sgd(BY_NAME),
-        "plain": build_minibatch(MODEL, ROWS),
-    }
+def masks_of(name, seeds=SEEDS):
+    """The sums of all examples' masks: `[clients, steps, FEATURES]`, of a stack of all clients."""
+    return gradients_of(name)(tf.constant(seeds, tf.int64)).numpy()
 
 
-@pytest.mark.parametrize("name", sorted(estimators()))
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
 def test_masks_differ_by_client_and_step_and_are_drawn_again_alike(name):
-    estimator = estimators()[name]
-    masks = masks_of(estimator)
+    masks = masks_of(name)
     unit = ROWS if name == "plain" else 1
     # Each value is kept, and doubled, or dropped: sums over examples are even numbers up to twice their number.
     counts = masks * unit / 2
@@ -86,14 +87,14 @@ def test_masks_differ_by_client_and_step_and_are_drawn_again_alike(name):
     assert 0.35 < counts.mean() / ROWS < 0.65
     flat = np.round(counts).reshape(4, FEATURES)
     assert all((flat[one] != flat[other]).sum() > 8 for one in range(4) for other in range(one))
-    np.testing.assert_array_equal(masks_of(estimator), masks)
+    np.testing.assert_array_equal(masks_of(name), masks)
     # Alone, a client has the masks that it has in a stack; so it has on every engine, and after a stopped run.
     for client in range(2):
-        np.testing.assert_allclose(masks_of(estimator, seeds=SEEDS[client : client + 1])[0], masks[client], atol=1e-5)
+        np.testing.assert_allclose(masks_of(name, seeds=SEEDS[client : client + 1])[0], masks[client], atol=1e-5)
 
 
 def test_closed_forms_and_gradients_one_by_one_have_the_same_masks():
-    np.testing.assert_allclose(masks_of(estimators()["by name"]), masks_of(estimators()["philox"]), atol=1e-4)
+    np.testing.assert_allclose(masks_of("by name"), masks_of("philox"), atol=1e-4)
 
 
 @pytest.mark.parametrize("model", [MODEL, BY_NAME])
