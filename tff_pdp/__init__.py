@@ -24,6 +24,7 @@ kinds: finds the class or function that a section's `kind` names, and the settin
 command_line: commands made of settings classes: options, help, exit status
 _tff: the names of TFF that tff_pdp uses
 data: a client dataset on disk
+generators: random generators inside graphs
 models: pure functions over named weights
 algorithms: the methods and their parts
 privacy: accounting, mechanisms, plans

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tff_pdp.experiment.build import build_model
+from tff_pdp.experiment.model import build_model
 from tff_pdp.models.base import Model
 
 

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tff_pdp.models import example_gradients
-from tff_pdp.models.example_gradients import CANCELLATION, Held, OuterProducts, Repeated
+from tff_pdp.models.example_gradients import CANCELLATION, Held, OuterProducts, Repeated, TableRows, embedding_table
 
 
 def normal(*shape, seed=0):
@@ -270,3 +270,48 @@ def test_gradients_of_a_convolution_by_hand(window, strides, padding):
     for example in range(2):
         one = found.weighted_sum(tf.one_hot(example, 2, dtype=tf.float64))
         np.testing.assert_array_equal(one, expected[example])
+
+
+@pytest.mark.parametrize("pulled", [False, True])
+def test_rows_of_a_table_are_outer_products_with_one_hot_inputs(pulled):
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 5, (BATCH, 6)).astype(np.int32)
+    # Small integers: sums of them are exact.
+    g = tf.constant(rng.integers(-4, 5, (BATCH, 6, 3)), tf.float32)
+    pull = tf.constant(rng.integers(-4, 5, (5, 3)), tf.float32) if pulled else None
+    found = embedding_table(tf.constant(ids), g, 5, pull)
+    assert isinstance(found, TableRows) and found.positions == 6
+    one_hot = OuterProducts(tf.one_hot(ids, 5), g, [5, 3], pull)
+    factors = tf.constant([0.5, 0.0, 0.25], tf.float64)
+    np.testing.assert_array_equal(found.weighted_sum(factors), one_hot.weighted_sum(factors))
+    exact = np.zeros((BATCH, 5, 3)) + (0 if pull is None else pull.numpy())
+    for example, position in np.ndindex(BATCH, 6):
+        exact[example, ids[example, position]] += g[example, position]
+    squares = np.square(exact).sum(axis=(1, 2))
+    # Integers that float64 holds, but for the allowance, which is below 2**-30 of (6 sqrt(48) + |pull|)^2 < 10000.
+    np.testing.assert_allclose(found.squared_norms(), squares, atol=1e4 * 2.0**-30)
+    assert (found.squared_norms().numpy() >= squares).all()
+    np.testing.assert_array_equal(found.weighted_sum(factors), np.tensordot([0.5, 0.0, 0.25], exact, 1))
+
+
+def test_one_id_of_each_example_and_long_texts():
+    g = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    found = embedding_table(tf.constant([2, 0]), g, 3)
+    np.testing.assert_array_equal(found.weighted_sum(tf.constant([1.0, 2.0], tf.float64)), [[6, 8], [0, 0], [1, 2]])
+    ids = tf.constant(np.arange(2 * 1500).reshape(2, 1500) % 3, tf.int32)
+    long = embedding_table(ids, tf.ones([2, 1500, 2]), 3)
+    assert isinstance(long, Held)
+    # 500 positions for each id.
+    np.testing.assert_array_equal(long.weighted_sum(tf.constant([1.0, 1.0], tf.float64)), np.full((3, 2), 1000.0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_has_no_finite_norm_and_adds_nothing_by_a_factor_of_zero(value):
+    ids = tf.constant([[0, 1], [1, 2], [2, 2]])
+    g = np.ones((BATCH, 2, 2), np.float32)
+    factors = tf.constant([0.5, 0.0, 0.25], tf.float64)
+    expected = embedding_table(ids, tf.constant(g), 3)
+    g[1, 0, 0] = value
+    found = embedding_table(ids, tf.constant(g), 3)
+    np.testing.assert_array_equal(found.weighted_sum(factors), expected.weighted_sum(factors))
+    assert np.isfinite(found.squared_norms().numpy()).tolist() == [True, False, True]

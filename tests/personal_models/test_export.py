@@ -25,8 +25,9 @@ from tff_pdp.algorithms.whole_models.fed_avg import build_fed_avg
 from tff_pdp.algorithms.whole_models.finetune import build_local_only
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.build import experiment_engine, model_seed
+from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_experiment
+from tff_pdp.experiment.model import model_seed
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.dense import build_linear_svm
 from tff_pdp.models.derived import SCALE, SHIFT, with_scaled_inputs

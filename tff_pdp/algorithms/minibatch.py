@@ -10,21 +10,31 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator, map_weights, merge
+from tff_pdp.generators import philox
 from tff_pdp.models.base import Model, Weights
+from tff_pdp.models.dropout import RowDraws
+
+# 32-bit words of the key of a step's dropout masks.
+_WORDS_OF_A_KEY = 4
 
 
 class Minibatches(NamedTuple):
-    """Batches `[steps, batch_size]`: row numbers `indices`, int32, and the mask `filled`, bool, false for padding."""
+    """Batches `[steps, batch_size]`: row numbers `indices`, int32, and the mask `filled`, bool, false for padding.
+
+    For a model with dropout there are `keys`, too, int64 `[steps, 2]`: the key of each step's masks.
+    """
 
     indices: tf.Tensor
     filled: tf.Tensor
+    keys: tf.Tensor | tuple[()] = ()
 
 
 def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
     """Builds the estimator, whose result is the mean gradient over a batch.
 
     Batches are consecutive; the last batch of an epoch may be smaller. The client's seed decides the first batch of a
-    round. Examples keep their order: shuffle them when you prepare the data.
+    round. Examples keep their order: shuffle them when you prepare the data. Dropout masks come from Philox, with a key
+    for each step.
 
     Args:
       model: model whose loss is differentiated.
@@ -43,7 +53,11 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         indices = batch[:, :, tf.newaxis] * batch_size + tf.range(batch_size)
         filled = indices < num_examples[:, tf.newaxis, tf.newaxis]
         # The rest of a batch repeats its first example.
-        return Minibatches(tf.where(filled, indices, indices[:, :, :1]), filled)
+        rows = tf.where(filled, indices, indices[:, :, :1])
+        if model.training_predict is None:
+            return Minibatches(rows, filled)
+        words = philox.keystreams(seeds, _WORDS_OF_A_KEY * tf.shape(step)[1], place=0)
+        return Minibatches(rows, filled, tf.bitcast(tf.reshape(words, [*tf.unstack(tf.shape(step)), 2, 2]), tf.int64))
 
     def gradient(
         mechanism: Any,
@@ -64,9 +78,11 @@ def build_minibatch(model: Model, batch_size: int) -> GradientEstimator:
         with tf.GradientTape() as tape:
             tape.watch(watched)
             current = merge(weights, dict(zip(names, watched, strict=True)))
-            loss = tf.reduce_sum(model.loss(current, x, y) * shares)
+            own = None if model.training_predict is None else RowDraws(draws.keys[index], tf.cast(indices, tf.int64))
+            loss = tf.reduce_sum(model.training_loss(current, x, y, own) * shares)
         gradients = tape.gradient(loss, watched, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        scaled = collections.OrderedDict(zip(names, gradients, strict=True))
+        # The gradient w.r.t. a table, of which some rows were read, is not dense.
+        scaled = collections.OrderedDict(zip(names, map(tf.convert_to_tensor, gradients), strict=True))
         # Nothing is clipped, so a pull on every example is a pull on their mean.
         return scaled if pull is None else map_weights(lambda g, p: g + scale * p, scaled, pull)
 

@@ -13,9 +13,10 @@ import numpy as np
 from tff_pdp.audit.readings import Estimator, frame_of, noise_multiplier_of, read_noise, relative_error
 from tff_pdp.audit.uploads import Upload, check_readable, first_uploads, quiet_coordinates, recording_method
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.build import build_method, experiment_engine, model_seed
+from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.model import model_seed
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.reports.content import json_safe

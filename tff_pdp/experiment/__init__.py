@@ -10,6 +10,7 @@ reference: all keys of a configuration, as JSON Schema and as docs/configuration
 examples: clients' examples of a split, padded to a few sizes
 method: `Method`: one method, ready to run
 at_workers: the same method, whose examples and parameters workers make for themselves
-build: builds model, methods, engine and clients from a configuration
+model: builds the model, with its loss and its metric
+build: builds methods, engine and clients from a configuration
 prepare: makes a client dataset from raw data, with the Beam job
 """

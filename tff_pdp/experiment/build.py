@@ -1,4 +1,4 @@
-"""Builds an experiment's model, methods, engine and clients from the configuration."""
+"""Builds an experiment's methods, engine and clients from the configuration."""
 
 import contextlib
 import dataclasses
@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from beam_pipelines.epidemic.sources import promised_influence
@@ -18,7 +17,7 @@ from tff_pdp.algorithms.hyper_parameters import AUTO
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.data.manifest import MANIFEST_FILE, Manifest
+from tff_pdp.data.manifest import MANIFEST_FILE
 from tff_pdp.engines.devices import are_operations_deterministic, gpus, use_deterministic_operations
 from tff_pdp.engines.ray_workers.calls import PoolOptions
 from tff_pdp.engines.running import Engine, running_engine
@@ -28,9 +27,8 @@ from tff_pdp.experiment.before_training import SiloReleases, plan_releases, rele
 from tff_pdp.experiment.config import ExperimentConfig, Training
 from tff_pdp.experiment.examples import padded_sizes
 from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
-from tff_pdp.experiment.kinds import MODELS
 from tff_pdp.experiment.method import Method
-from tff_pdp.kinds import settings_of
+from tff_pdp.experiment.model import build_model, data_shapes, model_seed
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
@@ -38,10 +36,7 @@ from tff_pdp.privacy.plans.plan import BY_BUDGET, PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.plans.user import capped_weights
 from tff_pdp.processes.client_work import initial_weights, num_released
 from tff_pdp.processes.compose import PersonalizedProcess, compose
-from tff_pdp.settings import CountOrZero, read_settings
 
-# Arguments of a model's function besides its settings.
-SHAPES = ("input_shape", "num_classes")
 # Largest difference of budgets in a softmax, in temperatures: weights are float32, which end at exp(-87).
 _MOST_TEMPERATURES = 80.0
 _COUNTS_ARE_PUBLIC = "the number of examples of each user is treated as public and fixed"
@@ -350,45 +345,6 @@ def choose_operations(config: ExperimentConfig) -> None:
         may_take_gpu = training.engine == "inprocess" and training.device != "cpu" and bool(gpus())
     if may_take_gpu and training.deterministic_operations and config.privacy.is_private:
         use_deterministic_operations()
-
-
-def build_model(config: ExperimentConfig) -> Model:
-    """Builds the experiment's model.
-
-    Raises:
-      ConfigError: the kind or one of its settings is unknown, or out of range.
-    """
-    given = dict(config.model)
-    kind = given.pop("kind", None)
-    given.pop("seed", None)
-    model_seed(config)
-    if not isinstance(kind, str):
-        raise ConfigError(f"missing key model.kind: one of {', '.join(MODELS.own)}, or module:name")
-    builder = MODELS.find(kind)
-    settings = read_settings(settings_of(builder, SHAPES), given, "the experiment", "model")
-    return builder(*data_shapes(config), **msgspec.structs.asdict(settings))
-
-
-def data_shapes(config: ExperimentConfig) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of an example and the number of classes: the settings' or, if these leave it open, the data's.
-
-    Raises:
-      DataError: the settings leave a number open, and the client dataset has not been prepared or is damaged.
-    """
-    shape, num_classes = config.data.input_shape, config.data.num_classes
-    if shape and num_classes is not None:
-        return shape, num_classes
-    features = Manifest.load(config.clients_folder).features
-    return shape or features.shape, features.num_classes if num_classes is None else num_classes
-
-
-def model_seed(config: ExperimentConfig) -> int:
-    """Returns the seed of the model's initial weights, 0 by default.
-
-    Raises:
-      ConfigError: the seed is not a whole number of at least 0.
-    """
-    return read_settings(CountOrZero, config.model.get("seed", 0), "the experiment", "model.seed")
 
 
 def open_clients(config: ExperimentConfig) -> ClientDataset:

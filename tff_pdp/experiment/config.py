@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from beam_pipelines.options import SourceSettings
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
+from tff_pdp.experiment.kinds import ALGORITHMS, LOSSES, METRICS, MODELS, PLANS, SOURCES
 from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
 from tff_pdp.settings import (
@@ -37,7 +37,7 @@ from tff_pdp.settings import (
 # Releases of silos before training (`tff_pdp.experiment.before_training`), in the experiment's folder.
 RELEASES_FILE = "silo_releases.json"
 # A setting as YAML has it, before its type is known.
-Value = bool | int | float | str | tuple[Any, ...] | None
+Value = bool | int | float | str | tuple[Any, ...] | dict[str, Any] | None
 # Settings of a model, or of a method, by name.
 Values = dict[str, Value]
 
@@ -198,7 +198,8 @@ class ExperimentConfig(Settings):
       output: folder for all files of the experiment.
       data: the raw data, and how examples are made from them.
       model: `kind`, a name from `tff_pdp.experiment.kinds.MODELS` or `module:name`; `seed` of the initial weights, 0 by
-        default; and the parameters of the model's function.
+        default; `loss` and `metric`, names from `LOSSES` and `METRICS` there or `module:name`, in place of the model's
+        own; and the parameters of the model's function.
       privacy: the privacy plan: what is protected, and with which budget.
       training: number of rounds, and how rounds are computed.
       algorithms: settings of each method to train, under a name of your choice. The setting `kind` names the method; it
@@ -270,11 +271,22 @@ class ExperimentConfig(Settings):
         kinds = {
             "data": (SOURCES, self.data.kind),
             "model": (MODELS, str(self.model.get("kind", ""))),
+            **self._losses_and_metrics_outside(),
             "privacy": (PLANS, self.privacy.kind),
             f"algorithms.{algorithm}": (ALGORITHMS, self.kind_of(algorithm)),
         }
         origins = {section: known.origin(kind) for section, (known, kind) in kinds.items()}
         return {section: origin for section, origin in origins.items() if origin is not None}
+
+    def _losses_and_metrics_outside(self) -> dict[str, tuple[Kinds, str]]:
+        """Returns the loss and the metric that are defined outside of tff_pdp, by section."""
+        found = {}
+        for name, known in (("loss", LOSSES), ("metric", METRICS)):
+            chosen = self.model.get(name)
+            kind = chosen.get("kind") if isinstance(chosen, Mapping) else chosen
+            if isinstance(kind, str) and ":" in kind:
+                found[f"model.{name}"] = (known, kind)
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the resolved experiment as plain data, with defaults filled in."""

@@ -61,6 +61,33 @@ MODELS: Kinds[Callable] = Kinds(
     "tff_pdp.models",
 )
 
+# Functions `(outputs, y, *, settings)` of one number for each example.
+LOSSES: Kinds[Callable] = Kinds(
+    "model.loss",
+    {
+        "softmax_cross_entropy": f"{_MODELS}.base:softmax_cross_entropy",
+        "binary_cross_entropy": f"{_MODELS}.losses:binary_cross_entropy",
+        "hinge": f"{_MODELS}.dense:hinge",
+        "half_squared_error": f"{_MODELS}.base:half_squared_error",
+        "absolute_error": f"{_MODELS}.losses:absolute_error",
+        "huber": f"{_MODELS}.losses:huber",
+        "pinball": f"{_MODELS}.losses:pinball",
+    },
+    "tff_pdp.losses",
+)
+# `accuracy`, `mean_squared_error` and `average_precision` are metrics that models have by themselves.
+METRICS: Kinds[Callable] = Kinds(
+    "model.metric",
+    {
+        "top_k_accuracy": f"{_MODELS}.losses:top_k_accuracy",
+        "mean_absolute_error": f"{_MODELS}.losses:absolute_error",
+        "accuracy": f"{_MODELS}.metrics:ExampleMetric",
+        "mean_squared_error": f"{_MODELS}.metrics:ExampleMetric",
+        "average_precision": f"{_MODELS}.metrics:Ranking",
+    },
+    "tff_pdp.metrics",
+)
+
 _WHOLE, _PARTS = "tff_pdp.algorithms.whole_models", "tff_pdp.algorithms.shared_parts"
 _META = "tff_pdp.algorithms.meta_learning"
 ALGORITHMS: Kinds[Callable] = Kinds(

@@ -10,10 +10,10 @@ from msgspec import inspect as types
 
 from tff_pdp.algorithms.hyper_parameters import HParam
 from tff_pdp.algorithms.phases import ADAPTATION, reads_records_by_itself
-from tff_pdp.experiment.build import SHAPES
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT, build_algorithm
-from tff_pdp.experiment.kinds import ALGORITHMS, MODELS, PLANS, SOURCES
+from tff_pdp.experiment.kinds import ALGORITHMS, LOSSES, METRICS, MODELS, PLANS, SOURCES
+from tff_pdp.experiment.model import SHAPES
 from tff_pdp.kinds import meanings, settings_of
 from tff_pdp.settings import Settings, words_of_type
 
@@ -75,6 +75,8 @@ def schema() -> dict[str, Any]:
                 declared = {**hyper_parameters(kind), **adaptation(kind)}
                 values = {name: {**one.schema, "default": one.default} for name, one in declared.items()}
                 content["properties"] = {**values, **content["properties"]}
+            if section == "model":
+                content["properties"] = {**_of_every_model(), **content["properties"]}
             required = [name for name in content.get("required", []) if name != "kind"]
             content["properties"] = {**content["properties"], "kind": {"const": kind}}
             content["required"] = required if section == "algorithms" else ["kind", *required]
@@ -83,6 +85,15 @@ def schema() -> dict[str, Any]:
         one = {"anyOf": [*options, outside]}
         properties[section] = {"type": "object", "additionalProperties": one} if section == "algorithms" else one
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "$defs": defs}
+
+
+def _of_every_model() -> dict[str, Any]:
+    """Returns the JSON Schema of the keys that every kind of a model has."""
+    chosen = {
+        name: {"anyOf": [{"enum": [*kinds.own]}, {"type": "string", "pattern": ":"}, {"type": "object"}]}
+        for name, kinds in (("loss", LOSSES), ("metric", METRICS))
+    }
+    return {"seed": {"type": "integer", "minimum": 0, "default": 0}, **chosen}
 
 
 def reference() -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, Metric, Ranking
+from tff_pdp.models.dropout import RowDraws
+from tff_pdp.models.metrics import ACCURACY, MEAN_SQUARED_ERROR, ExampleMetric, Metric, Ranking
 
 # By name: tensors inside a computation, arrays outside.
 Weights = Mapping[str, Any]
@@ -48,6 +49,11 @@ class Model:
       head: names of the last layer's weights; with partial sharing each client has a head of its own.
       output_loss: `(outputs, y [batch]) -> loss of each example [batch]`.
       ranking: metric of a two-class model, in place of accuracy; None for accuracy.
+      training_predict: `(weights, x, draws) -> outputs`, in place of `predict` for gradients of a model with dropout;
+        all that is random comes from `draws`, of each example for itself. None for a model that predicts alike in
+        training. Evaluation, private choices and served models use `predict`.
+      example_metric: metric that is a mean over examples, in place of accuracy or the squared error; None for these.
+        Private choices of models and searches go by accuracy or squared error all the same, whose bounds are known.
     """
 
     name: str
@@ -58,6 +64,8 @@ class Model:
     head: tuple[str, ...]
     output_loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] = softmax_cross_entropy
     ranking: Ranking | None = None
+    training_predict: Callable[[Weights, tf.Tensor, RowDraws], tf.Tensor] | None = None
+    example_metric: ExampleMetric | None = None
 
     @property
     def label_dtype(self) -> type[np.generic]:
@@ -69,6 +77,8 @@ class Model:
         """Metric that judges the model on a client's examples."""
         if self.ranking is not None:
             return self.ranking.metric
+        if self.example_metric is not None:
+            return self.example_metric.metric
         return ACCURACY if self.num_classes else MEAN_SQUARED_ERROR
 
     def answers(self, outputs: tf.Tensor) -> tf.Tensor:
@@ -79,6 +89,15 @@ class Model:
         """Returns the loss of each example: float32 `[batch]`."""
         return self.output_loss(self.predict(weights, x), y)
 
+    def training_loss(self, weights: Weights, x: tf.Tensor, y: tf.Tensor, draws: RowDraws | None = None) -> tf.Tensor:
+        """Returns the loss of each example in training, float32 `[batch]`: with dropout, if the model has dropout.
+
+        Without `draws` there is no dropout.
+        """
+        if self.training_predict is None or draws is None:
+            return self.loss(weights, x, y)
+        return self.output_loss(self.training_predict(weights, x, draws), y)
+
     def scores(self, outputs: tf.Tensor) -> tf.Tensor:
         """Returns the scores by which a model of two classes ranks examples, larger for class 1: float32 `[batch]`.
 
@@ -87,7 +106,7 @@ class Model:
         return outputs[:, 1] - outputs[:, 0]
 
     def example_metrics(self, weights: Weights, x: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Returns metrics of each example, float32 `[batch]`: `accuracy` (or `squared_error`) and `loss`."""
+        """Returns metrics of each example, float32 `[batch]`: `accuracy` (or `squared_error`), `loss`, and its own."""
         return self.output_metrics(self.predict(weights, x), y)
 
     def output_metrics(self, outputs: tf.Tensor, y: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -96,6 +115,8 @@ class Model:
             measured = {ACCURACY.example_name: tf.cast(tf.equal(tf.argmax(outputs, axis=-1), y), tf.float32)}
         else:
             measured = {MEAN_SQUARED_ERROR.example_name: tf.square(outputs - y)}
+        if self.example_metric is not None:
+            measured[self.example_metric.metric.example_name] = self.example_metric.figure(outputs, y)
         return collections.OrderedDict({**measured, "loss": self.output_loss(outputs, y)})
 
     def num_parameters(self) -> int:

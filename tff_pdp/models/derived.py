@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp.models.base import InitialWeights, Model, Weights
+from tff_pdp.models.dropout import RowDraws
 from tff_pdp.models.layers import Layer, RecordingWeights
 
 
@@ -33,17 +34,28 @@ def over_fixed_weights(
       make_weights: `fixed and own weights -> weights of model`; if the result cannot be recorded, clipping is slower.
     """
 
-    def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
+    def whole(weights: Weights) -> Weights:
         if isinstance(weights, RecordingWeights):
-            return model.predict(make_weights(_OwnOverFixed(weights, fixed)), x)
-        return model.predict(make_weights({**fixed, **weights}), x)
+            return make_weights(_OwnOverFixed(weights, fixed))
+        return make_weights({**fixed, **weights})
 
     return dataclasses.replace(
         model,
         init=lambda seed: {name: np.asarray(array, np.float32) for name, array in own.items()},
-        predict=predict,
+        predict=lambda weights, x: model.predict(whole(weights), x),
+        training_predict=_with(model.training_predict, lambda weights, x: (whole(weights), x)),
         head=tuple(name for name in model.head if name in own),
     )
+
+
+def _with(
+    training_predict: Callable[[Weights, tf.Tensor, RowDraws], tf.Tensor] | None,
+    prepared: Callable[[Weights, tf.Tensor], tuple[Weights, tf.Tensor]],
+) -> Callable[[Weights, tf.Tensor, RowDraws], tf.Tensor] | None:
+    """Returns `training_predict` of prepared weights and features; None if the model has no such function."""
+    if training_predict is None:
+        return None
+    return lambda weights, x, draws: training_predict(*prepared(weights, x), draws)
 
 
 class _OwnOverFixed(RecordingWeights):
@@ -83,7 +95,12 @@ def with_scaled_inputs(model: Model) -> Model:
         unscaled = {SHIFT: np.zeros(model.input_shape, np.float32), SCALE: np.ones(model.input_shape, np.float32)}
         return {**unscaled, **model.init(seed)}
 
-    def predict(weights: Weights, x: tf.Tensor) -> tf.Tensor:
-        return model.predict(weights, (x + weights[SHIFT]) * weights[SCALE])
+    def scaled(weights: Weights, x: tf.Tensor) -> tuple[Weights, tf.Tensor]:
+        return weights, (x + weights[SHIFT]) * weights[SCALE]
 
-    return dataclasses.replace(model, init=init, predict=predict)
+    return dataclasses.replace(
+        model,
+        init=init,
+        predict=lambda weights, x: model.predict(*scaled(weights, x)),
+        training_predict=_with(model.training_predict, scaled),
+    )

@@ -159,6 +159,53 @@ class OuterProducts:
 
 
 @dataclasses.dataclass(frozen=True)
+class TableRows:
+    """Gradients of a table of which each example reads one row at each position; no gradient is held in memory.
+
+    These are outer products whose inputs a_t are one-hot: row `ids_t` of the gradient is the sum of g_t over the
+    positions with this id, plus the pull. The magnitude M_i is `sum_t |g_t| + |pull|`, as in `OuterProducts`.
+
+    Attributes:
+      ids: rows read, int32 `[batch, T]`, inside of the table.
+      cotangent: g, float32 `[batch, T, size]`.
+      shape: shape of the table, rows and size.
+      pull: float32 of the table's shape; None for no pull.
+    """
+
+    ids: tf.Tensor
+    cotangent: tf.Tensor
+    shape: Sequence[int]
+    pull: tf.Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """Number of positions T, known when the computation is built."""
+        return int(self.ids.shape[1])  # type: ignore[arg-type]
+
+    def squared_norms(self) -> tf.Tensor:
+        """Returns an upper bound of each squared L2 norm: float64 `[batch]`."""
+        g = tf.cast(self.cotangent, tf.float64)
+        lengths = _squared_lengths(g)
+        same = tf.cast(tf.equal(self.ids[:, :, tf.newaxis], self.ids[:, tf.newaxis, :]), tf.float64)
+        # Products of rows that differ count for nothing, even if they are not finite: the lengths are not finite then.
+        squares = tf.reduce_sum(tf.math.multiply_no_nan(tf.matmul(g, g, transpose_b=True), same), axis=[1, 2])
+        magnitudes = tf.reduce_sum(tf.sqrt(lengths), axis=1)
+        if self.pull is not None:
+            pull = tf.cast(self.pull, tf.float64)
+            of_pull = tf.reduce_sum(_squared_lengths(pull))
+            squares += 2.0 * tf.reduce_sum(tf.gather(pull, self.ids) * g, axis=[1, 2]) + of_pull
+            magnitudes += tf.sqrt(of_pull)
+        largest = tf.square(magnitudes)
+        return tf.maximum(squares + _ALLOWANCE * largest, CANCELLATION**-2 * largest)
+
+    def weighted_sum(self, factors: tf.Tensor) -> tf.Tensor:
+        """Returns `sum_i factors_i G_i`, float64 of the shape of the table."""
+        weighted = tf.math.multiply_no_nan(tf.cast(self.cotangent, tf.float64), _as_column(factors, self.cotangent))
+        total = tf.math.unsorted_segment_sum(_as_rows(weighted), tf.reshape(self.ids, [-1]), self.shape[0])
+        return total if self.pull is None else total + Repeated(self.pull).weighted_sum(factors)
+
+
+@dataclasses.dataclass(frozen=True)
 class Repeated:
     """One gradient G for all examples: the pull on a weight that no loss depends on. The magnitude M_i is |G|.
 
@@ -188,6 +235,31 @@ def dense_kernel(inputs: tf.Tensor, cotangent: tf.Tensor, pull: tf.Tensor | None
     if _gram_is_cheaper(positions, size_in, _sizes(g)[-1]):
         return OuterProducts(a, g, shape, pull)
     return Held((_pulled(tf.matmul(a, g, transpose_a=True), pull),), shape)
+
+
+def embedding_table(
+    ids: tf.Tensor, cotangent: tf.Tensor, num_rows: int, pull: tf.Tensor | None = None
+) -> ExampleGradients:
+    """Returns gradients w.r.t. a table, from which each id reads one row.
+
+    Args:
+      ids: int32 `[batch, ...]`, at least 0 and below `num_rows`.
+      cotangent: cotangent of the rows read, `[batch, ..., size]`.
+      num_rows: number of rows of the table.
+      pull: pull on the table, `[num_rows, size]`; None for no pull.
+    """
+    shape: list[Any] = [num_rows, cotangent.shape[-1]]
+    g = tf.expand_dims(cotangent, 1) if cotangent.shape.rank == 2 else _flatten_positions(cotangent)
+    flat = tf.reshape(ids, tf.shape(g)[:2])
+    positions, size = _sizes(g)
+    flat.set_shape([None, positions])
+    if positions is not None and positions < _LONGEST_GRAM:
+        return TableRows(flat, g, shape, pull)
+    num_examples = tf.shape(g)[0]
+    # Each example's own table, one below the other.
+    own = flat + num_rows * tf.range(num_examples)[:, tf.newaxis]
+    tables = tf.math.unsorted_segment_sum(_as_rows(g), tf.reshape(own, [-1]), num_rows * num_examples)
+    return Held((_pulled(tf.reshape(tables, [num_examples, num_rows, size]), pull),), shape)
 
 
 def conv2d_kernel(
@@ -306,7 +378,7 @@ def _gradients_by_squares(
     return tf.reshape(tf.transpose(by_square, [0, 1, 3, 2, 4, 5, 6]), [-1, *window, channels_in, channels_out])
 
 
-def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> ExampleGradients:
+def bias(cotangent: tf.Tensor, pull: tf.Tensor | None = None) -> Held:
     """Returns gradients of a bias that is added at all positions, from `cotangent [batch, ..., out]`, `pull [out]`."""
     positions = list(range(1, cotangent.shape.rank - 1))
     values = tf.reduce_sum(cotangent, axis=positions) if positions else cotangent

@@ -52,10 +52,16 @@ class Layer:
       apply: `(inputs [batch, ...], *weights) -> output [batch, ...]`, before any activation function.
       example_gradients: `(inputs, cotangent of output, *weights, pulls) -> ExampleGradients` for each of the layer's
         weights. `pulls`, one per weight, are added to the gradients; by default none.
+      is_positional: whether several uses of the same weights, with inputs `[batch, in]`, are one use at several
+        positions, with inputs `[batch, uses, in]`.
+      needs_sizes: whether `example_gradients` needs inputs whose sizes, except the batch size, are known when the
+        computation is built.
     """
 
     apply: Callable[..., tf.Tensor]
     example_gradients: Callable[..., tuple[ExampleGradients, ...]]
+    is_positional: bool = False
+    needs_sizes: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +112,29 @@ class RecordingWeights(Mapping[str, Any]):
         self.uses.append(Use(layer, names, weights, inputs, output))
         return output
 
+    def groups(self) -> list[list[Use]]:
+        """Returns the uses by weights: each group has the uses of one set of weights, in order."""
+        found: dict[tuple[str, ...], list[Use]] = {}
+        for one in self.uses:
+            found.setdefault(one.names, []).append(one)
+        return list(found.values())
+
     def without_closed_form(self) -> list[str]:
-        """Returns the names of the weights that were read outside of layers, or used more than once."""
-        counts = collections.Counter(name for use in self.uses for name in use.names)
-        return sorted(self._untracked | {name for name, count in counts.items() if count > 1})
+        """Returns the names of the weights that were read outside of layers, or used more than once.
+
+        Several uses of a layer such as `dense`, at one position each, count as one use.
+        """
+        groups = self.groups()
+        counts = collections.Counter(name for group in groups for name in group[0].names)
+        repeated = {name for group in groups if not _are_positions(group) for name in group[0].names}
+        return sorted(self._untracked | repeated | {name for name, count in counts.items() if count > 1})
+
+
+def _are_positions(group: Sequence[Use]) -> bool:
+    first = group[0]
+    return len(group) == 1 or all(
+        one.layer == first.layer and one.layer.is_positional and one.inputs.shape.rank == 2 for one in group
+    )
 
 
 def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
@@ -117,7 +142,7 @@ def dense(weights: Weights, name: str, x: tf.Tensor) -> tf.Tensor:
 
     Weights: `name/kernel` `[in, out]`, `name/bias` `[out]`.
     """
-    return _use(Layer(_dense, _dense_gradients), weights, (f"{name}/kernel", f"{name}/bias"), x)
+    return use(DENSE, weights, (f"{name}/kernel", f"{name}/bias"), x)
 
 
 def conv2d(
@@ -134,14 +159,18 @@ def conv2d(
       strides: stride in height and in width.
       padding: `VALID` or `SAME`, as in TensorFlow.
     """
-    layer = Layer(
-        functools.partial(_conv2d, strides=strides, padding=padding),
-        functools.partial(_conv2d_gradients, strides=strides, padding=padding),
-    )
-    names = (f"{name}/kernel", f"{name}/bias")
-    if not x.shape[1:].is_fully_defined():
-        return layer.apply(x, *(weights[name] for name in names))
-    return _use(layer, weights, names, x)
+    return use(convolution(strides, padding), weights, (f"{name}/kernel", f"{name}/bias"), x)
+
+
+def embedding(weights: Weights, name: str, ids: tf.Tensor) -> tf.Tensor:
+    """Returns a row of a table for each id: float32 `[batch, ..., size]`, for `ids [batch, ...]`.
+
+    Ids are whole numbers from 0, integers or float32 below 2**24. An id outside of the table counts as the nearest id
+    in the table, so no example can stop a run.
+
+    Weights: `name/embeddings` `[ids, size]`.
+    """
+    return use(EMBEDDING, weights, (f"{name}/embeddings",), ids)
 
 
 # Keeps a group of equal values from dividing by zero.
@@ -162,6 +191,15 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int) -> tf.Ten
       x: float32; all sizes except the batch size must be known when the computation is built.
       groups: number of groups, which must divide the number of channels.
     """
+    normalised = normalised_in_groups(x, groups, _ADDED_VARIANCE)
+    return use(SCALE, weights, (f"{name}/scale", f"{name}/bias"), normalised)
+
+
+def normalised_in_groups(x: tf.Tensor, groups: int, added_variance: float) -> tf.Tensor:
+    """Returns `x [batch, ..., channels]` with mean 0 and variance 1 in each group of channels of each example.
+
+    `added_variance` keeps a group of equal values from dividing by zero.
+    """
     sizes: list[Any] = x.shape.as_list()
     *positions, channels = sizes[1:]
     flat = tf.reshape(x, [-1, math.prod(positions), channels])
@@ -174,47 +212,77 @@ def group_norm(weights: Weights, name: str, x: tf.Tensor, groups: int) -> tf.Ten
 
     centred = flat - mean_of_group(flat)
     variance = mean_of_group(tf.square(centred))
-    normalised = tf.reshape(centred * tf.math.rsqrt(variance + _ADDED_VARIANCE), [-1, *x.shape[1:]])
-    return _use(Layer(_scale, _scale_gradients), weights, (f"{name}/scale", f"{name}/bias"), normalised)
+    return tf.reshape(centred * tf.math.rsqrt(variance + added_variance), [-1, *x.shape[1:]])
 
 
-def _use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
-    if isinstance(weights, RecordingWeights):
+def use(layer: Layer, weights: Weights, names: tuple[str, ...], inputs: tf.Tensor) -> tf.Tensor:
+    """Applies a layer to inputs and to the weights of these names, and records the use if the weights record."""
+    if isinstance(weights, RecordingWeights) and not (layer.needs_sizes and None in inputs.shape[1:].as_list()):
         return weights.use(layer, names, inputs)
     return layer.apply(inputs, *(weights[name] for name in names))
 
 
-def _dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+def _dense(x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
     if x.shape.rank == 2:
-        return x @ kernel + bias
+        return _plus(x @ kernel, bias)
     # As one product: the gradient of a batched product would hold a kernel for each example.
-    rows = tf.reshape(x, [-1, kernel.shape[0]]) @ kernel + bias
+    rows = _plus(tf.reshape(x, [-1, kernel.shape[0]]) @ kernel, bias)
     return tf.reshape(rows, [*tf.unstack(tf.shape(x))[:-1], kernel.shape[1]])
 
 
-def _dense_gradients(
-    x: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)
-) -> tuple[ExampleGradients, ...]:
-    return example_gradients.dense_kernel(x, cotangent, pulls[0]), example_gradients.bias(cotangent, pulls[1])
-
-
-def _conv2d(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
+def _plus(values: tf.Tensor, bias: Sequence[tf.Tensor]) -> tf.Tensor:
     # Not `tf.nn.bias_add`: whether oneDNN fuses its gradient, and so its last bits, depends on the rest of the graph.
-    return tf.nn.conv2d(x, kernel, strides, padding) + bias
+    return values + bias[0] if bias else values
+
+
+def _dense_gradients(
+    x: tf.Tensor, cotangent: tf.Tensor, _: tf.Tensor, *bias: tf.Tensor, pulls: Pulls = (None, None)
+) -> tuple[ExampleGradients, ...]:
+    return example_gradients.dense_kernel(x, cotangent, pulls[0]), *_bias_gradients(cotangent, bias, pulls)
+
+
+def _bias_gradients(cotangent: tf.Tensor, bias: Sequence[tf.Tensor], pulls: Pulls) -> tuple[ExampleGradients, ...]:
+    return (example_gradients.bias(cotangent, pulls[1]),) if bias else ()
+
+
+def _conv2d(x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor, strides: int, padding: Any) -> tf.Tensor:
+    return _plus(tf.nn.conv2d(x, kernel, strides, padding), bias)
 
 
 def _conv2d_gradients(
     x: tf.Tensor,
     cotangent: tf.Tensor,
     kernel: tf.Tensor,
-    _: tf.Tensor,
+    *bias: tf.Tensor,
     strides: int,
     padding: str,
     pulls: Pulls = (None, None),
 ) -> tuple[ExampleGradients, ...]:
     window: list[Any] = kernel.shape.as_list()[:2]
     of_kernel = example_gradients.conv2d_kernel(x, cotangent, window, strides, padding, pulls[0])
-    return of_kernel, example_gradients.bias(cotangent, pulls[1])
+    return of_kernel, *_bias_gradients(cotangent, bias, pulls)
+
+
+def _embedding(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    return tf.gather(table, _places(ids, table))
+
+
+def _embedding_gradients(
+    ids: tf.Tensor, cotangent: tf.Tensor, table: tf.Tensor, pulls: Pulls = (None,)
+) -> tuple[ExampleGradients, ...]:
+    size: Any = table.shape[0]
+    return (example_gradients.embedding_table(_places(ids, table), cotangent, size, pulls[0]),)
+
+
+def _places(ids: tf.Tensor, table: tf.Tensor) -> tf.Tensor:
+    """Returns ids as int32 places in the table."""
+    rows: Any = table.shape[0]
+    last = rows - 1
+    if ids.dtype.is_integer:
+        return tf.cast(tf.clip_by_value(ids, tf.cast(0, ids.dtype), tf.cast(last, ids.dtype)), tf.int32)
+    # Before the cast, which has no defined result for large values and NaN.
+    inside = tf.clip_by_value(tf.where(tf.math.is_finite(ids), ids, tf.zeros_like(ids)), 0.0, float(last))
+    return tf.cast(inside, tf.int32)
 
 
 def _scale(normalised: tf.Tensor, scale: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
@@ -225,3 +293,34 @@ def _scale_gradients(
     normalised: tf.Tensor, cotangent: tf.Tensor, *_: tf.Tensor, pulls: Pulls = (None, None)
 ) -> tuple[ExampleGradients, ...]:
     return example_gradients.bias(cotangent * normalised, pulls[0]), example_gradients.bias(cotangent, pulls[1])
+
+
+def _shift(x: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    return x + tf.reshape(bias, [-1])
+
+
+def _shift_gradients(
+    x: tf.Tensor, cotangent: tf.Tensor, bias: tf.Tensor, pulls: Pulls = (None,)
+) -> tuple[ExampleGradients, ...]:
+    shape: list[Any] = bias.shape.as_list()
+    pull = None if pulls[0] is None else tf.reshape(pulls[0], [-1])
+    return (dataclasses.replace(example_gradients.bias(cotangent, pull), shape=shape),)
+
+
+# Weights: kernel `[in, out]` and, if there is one, bias `[out]`.
+DENSE = Layer(_dense, _dense_gradients, is_positional=True)
+# Weights: scale and bias, both `[channels]`.
+SCALE = Layer(_scale, _scale_gradients)
+# Weights: a bias of any shape, which is added, flat, to inputs `[batch, values]`.
+SHIFT = Layer(_shift, _shift_gradients, is_positional=True)
+# Weights: table `[ids, size]`.
+EMBEDDING = Layer(_embedding, _embedding_gradients)
+
+
+def convolution(strides: int, padding: Literal["VALID", "SAME"]) -> Layer:
+    """Returns the layer of `conv2d`: weights are a kernel `[height, width, in, out]` and, if there is one, a bias."""
+    return Layer(
+        functools.partial(_conv2d, strides=strides, padding=padding),
+        functools.partial(_conv2d_gradients, strides=strides, padding=padding),
+        needs_sizes=True,
+    )

@@ -39,6 +39,19 @@ class Ranking:
     pooled: Callable[[np.ndarray, np.ndarray], float]
 
 
+@dataclasses.dataclass(frozen=True)
+class ExampleMetric:
+    """A metric that is the mean of a figure of each example.
+
+    Attributes:
+      metric: name and direction of the metric.
+      figure: `(outputs [batch, ...], y [batch]) -> float32 [batch]`, of a model's outputs and of labels.
+    """
+
+    metric: Metric
+    figure: Callable[[Any, Any], Any]
+
+
 ACCURACY = Metric("accuracy", "accuracy", higher_is_better=True)
 MEAN_SQUARED_ERROR = Metric("mean_squared_error", "squared_error", higher_is_better=False)
 AVERAGE_PRECISION = Metric("average_precision", "average_precision", higher_is_better=True)

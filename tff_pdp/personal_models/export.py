@@ -15,9 +15,10 @@ from serving.export.per_client import export_per_client, only_client
 from serving.export.versions import hold
 from serving.verify.fresh_process import FreshProcess
 from tff_pdp.errors import ConfigError
-from tff_pdp.experiment.build import experiment_engine, model_seed
+from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.method import Method
+from tff_pdp.experiment.model import model_seed
 from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, exported_ids, ids_and_settings
 from tff_pdp.personal_models.served import PER_CLIENT, ServedModels, served_models

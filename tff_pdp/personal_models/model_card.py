@@ -10,10 +10,10 @@ import msgspec
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
 from tff_pdp.errors import ConfigError, ServingError
-from tff_pdp.experiment.build import SHAPES, data_shapes
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT
 from tff_pdp.experiment.kinds import ALGORITHMS, MODELS
+from tff_pdp.experiment.model import SHAPES, data_shapes
 from tff_pdp.kinds import settings_of
 from tff_pdp.settings import Settings, join_key, read_settings, to_plain
 

@@ -212,8 +212,15 @@ _TEXTS = {
 
 
 def metric_text(metric: Metric) -> MetricText:
-    """Returns a metric's words and formats."""
-    return _TEXTS[metric.name]
+    """Returns a metric's words and formats: its name, and plain numbers, for a metric from elsewhere."""
+    known = _TEXTS.get(metric.name)
+    if known is not None:
+        return known
+    label = metric.name.replace("_", " ")
+    if metric.name.endswith("accuracy"):
+        return MetricText(label, label, numbers.percent, numbers.points, "points")
+    axis = label if metric.higher_is_better else f"{label} (lower is better)"
+    return MetricText(label, axis, numbers.plain, numbers.signed, "")
 
 
 def left_out_notes(metric: Metric, clients: Sequence[content.ClientScores], words: ClientWords) -> list[str]:

@@ -13,9 +13,10 @@ from beam_pipelines.dataset.clients import run_client_dataset_job
 from beam_pipelines.options import RawData, SourceSettings, Summary
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS
-from tff_pdp.errors import BudgetError
+from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.models.base import Model
+from tff_pdp.models.independence import check_model_treats_examples_apart
 from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.mechanisms.per_example import clipped_sum
 from tff_pdp.privacy.plans.plan import PlannedTraining, PlanSettings, PrivacyPlan
@@ -34,7 +35,7 @@ def check_model(
     """Checks a model: its functions are pure, and each example's loss depends on that example and the weights alone.
 
     Args:
-      build: builder as in `model.kind`: `(input_shape, num_classes, **settings) -> Model`.
+      build: builder `(input_shape, num_classes, **settings) -> Model`; for a Keras model, one that calls `from_keras`.
       input_shape: shape of one example.
       num_classes: number of classes; 0 for a regression.
       settings: the model's settings.
@@ -80,6 +81,10 @@ def check_model(
         "an example's loss depends on this example alone: no batch statistics, no random numbers",
     )
     _check_clipped_sum(model, weights, x, y)
+    try:
+        check_model_treats_examples_apart(model)
+    except ConfigError as error:
+        require(False, str(error).rstrip("."))
 
 
 def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Tensor, y: tf.Tensor) -> None:
@@ -90,7 +95,9 @@ def _check_clipped_sum(model: Model, weights: Mapping[str, tf.Tensor], x: tf.Ten
         with tf.GradientTape() as tape:
             tape.watch(list(weights.values()))
             loss = tf.reduce_sum(model.loss(weights, x[row : row + 1], y[row : row + 1]))
-        gradients: Any = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        found: Any = tape.gradient(loss, list(weights.values()), unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        # The gradient of a table is given by the rows that were read.
+        gradients: Any = [tf.convert_to_tensor(gradient) for gradient in found]
         norm = math.sqrt(sum(float(tf.reduce_sum(tf.square(gradient))) for gradient in gradients))
         for name, gradient in zip(expected, gradients, strict=True):
             expected[name] += gradient.numpy() * min(1.0, clip / norm if norm else 1.0)

@@ -15,8 +15,8 @@ from serving.models import PersonalModels
 from serving.saved_model import layout
 from tests.places import DEMO
 from tff_pdp.errors import ConfigError, DataError, ServingError
-from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_experiment
+from tff_pdp.experiment.model import build_model
 from tff_pdp.models import dense
 from tff_pdp.models.dense import build_mlp
 from tff_pdp.personal_models.model_card import check_leaves_out_nobody, check_settings, exported_ids, ids_and_settings

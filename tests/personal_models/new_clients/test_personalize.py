@@ -18,8 +18,8 @@ from serving.tf_serving import ServedModel
 from tests.places import DEMO
 from tff_pdp.cli import main
 from tff_pdp.errors import ConfigError, DataError, ServingError
-from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import load_experiment
+from tff_pdp.experiment.model import build_model
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.new_clients import fit as new_client_rows

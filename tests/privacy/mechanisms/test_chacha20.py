@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from tff_pdp import _tff
 from tff_pdp.algorithms.base import ClientData
+from tff_pdp.generators.chacha20 import block_words, keystreams
 from tff_pdp.models.dense import build_mlp
-from tff_pdp.privacy.mechanisms.chacha20 import block_words, keystreams
 from tff_pdp.privacy.mechanisms.dp_sgd import build_dp_sgd
 from tff_pdp.privacy.mechanisms.grid_noise import grid_step, noise_in_steps
 from tff_pdp.privacy.mechanisms.random_bits import bits_for_gaussians, draw_bits, draw_bits_of_all, gaussians

@@ -12,9 +12,9 @@ from tests.places import CONFIGS
 from tests.tiers import parameters
 from tff_pdp.algorithms.phases import ADAPTATION, in_phases
 from tff_pdp.data.manifest import RowInfluence
-from tff_pdp.experiment.build import build_model
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.hparams import build_algorithm, hparam_columns
+from tff_pdp.experiment.model import build_model
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.accounting.accountants import epsilon_bounds
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent, with_grid_noise

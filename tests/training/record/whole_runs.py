@@ -29,8 +29,9 @@ from tests.places import DEMO
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SPLITS, Manifest, RowInfluence, mark_finished
 from tff_pdp.errors import ServingError
-from tff_pdp.experiment.build import build_method, build_model, experiment_engine
+from tff_pdp.experiment.build import build_method, experiment_engine
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
+from tff_pdp.experiment.model import build_model
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.personal_models.export import export_experiment
 from tff_pdp.personal_models.model_card import (

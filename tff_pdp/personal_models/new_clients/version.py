@@ -20,9 +20,9 @@ from serving.verify.fresh_process import Expectation, FreshProcess
 from tff_pdp.algorithms.base import Algorithm
 from tff_pdp.algorithms.phases import ADAPTATION, in_phases
 from tff_pdp.errors import ConfigError, ServingError
-from tff_pdp.experiment.build import build_model, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import build_algorithm
+from tff_pdp.experiment.model import build_model, model_seed
 from tff_pdp.models.derived import with_scaled_inputs
 from tff_pdp.personal_models.model_card import check_settings, newest_version, served_ids
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit

@@ -1,8 +1,6 @@
 """Mechanisms: sampling, clipping, noise and private choices.
 
 exact_draws: draws from exact distributions on the host, and sums with exact noise
-chacha20: a cryptographic generator inside graphs
-philox: a generator that is fast, inside graphs for GPUs
 random_bits: bits and Gaussians from a seed
 sampling: Poisson batches, and a paper's shuffled batches
 parameters: public parameters of mechanisms

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_pdp.algorithms.base import ClientData, GradientEstimator
+from tff_pdp.generators import chacha20, philox
 from tff_pdp.models.base import Model, Weights, at_least_one_row
+from tff_pdp.models.dropout import RowDraws
 from tff_pdp.privacy.facts import Generator
 from tff_pdp.privacy.mechanisms.grid_noise import clip_norm_on_grid, grid_step, noise_in_steps, whole_steps
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
@@ -31,6 +33,8 @@ _MARGIN = 2.0**-40
 # Up to this number of parameters the noise of all steps is drawn at once, which saves an operation per client and step;
 # beyond, step by step, which saves memory.
 _SMALL_MODEL = 4096
+# 32-bit words of the key of a step's dropout masks.
+_WORDS_OF_A_KEY = 4
 
 
 class _Scales(NamedTuple):
@@ -57,11 +61,13 @@ class DpSgdDraws(NamedTuple):
       scales: numbers that follow from the mechanism alone.
       noise: for a small model, standard Gaussians, float64 `[steps, parameters]`; for a large model, the seed of the
         Gaussians, int64 `[2]`.
+      keys: for a model with dropout, the key of each step's masks, int64 `[steps, 2]`; else an empty tuple.
     """
 
     batches: Batches
     scales: _Scales
     noise: tf.Tensor
+    keys: tf.Tensor | tuple[()] = ()
 
 
 def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generator = "philox") -> GradientEstimator:
@@ -80,21 +86,29 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
       bits; as in `per_example`, no bit of a model's results for an example depends on other rows of a batch or on their
       number; batches have at most `most_examples` examples (`accounting.grid_distance` charges for more).
 
+    A model with dropout draws a mask for each example from the step's key, which has no other use, and from the
+    example's place in the client's data. So masks are independent of the data and of each other. With an example added,
+    the places of later examples move. Their masks, as a whole, have the same distribution before and after, and the
+    guarantee holds for every fixed choice of masks, so it holds for random masks.
+
     The estimator's `mechanism` has the fields of `SiloMechanism`. With the sampler `paper_shuffled`, batches come from
     `sampling.paper_shuffled_batches`, and nothing is guaranteed.
     """
     num_parameters = model.num_parameters()
     is_small = num_parameters <= _SMALL_MODEL
     num_noise_words = bits_for_gaussians(num_parameters) if is_small else 0
+    num_key_words = 0 if model.training_predict is None else _WORDS_OF_A_KEY
+    row_words = chacha20.row_words if generator == "chacha20" else philox.row_words
 
     def draw(
         mechanism: Any, num_examples: tf.Tensor, max_examples: tf.Tensor, num_steps: tf.Tensor, seeds: tf.Tensor
     ) -> DpSgdDraws:
-        shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words]
+        shape = [tf.shape(seeds)[0], tf.reduce_max(num_steps), max_examples + num_noise_words + num_key_words]
         bits = tf.reshape(draw_bits_of_all(seeds, shape[1] * shape[2], generator), shape)
         # Not by `split`, which has no kernel for uint32 on a GPU.
-        for_batches, for_noise = bits[:, :, :max_examples], bits[:, :, max_examples:]
-        for_noise.set_shape([None, None, num_noise_words])
+        for_batches, others = bits[:, :, :max_examples], bits[:, :, max_examples:]
+        others.set_shape([None, None, num_noise_words + num_key_words])
+        for_noise, for_keys = others[:, :, :num_noise_words], others[:, :, num_noise_words:]
         if sampler == "poisson":
             batches = poisson_batches(for_batches, num_examples, mechanism["sampling_rate"], num_steps)
         else:
@@ -107,7 +121,10 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
         paddings: Any = [[0, 0], [0, 0], [0, missing]]
         batches = batches._replace(indices=tf.pad(batches.indices, paddings))
         scales = _Scales(*(tf.broadcast_to(scale, shape[:1]) for scale in scales_of(mechanism)))
-        return DpSgdDraws(batches, scales, gaussians(for_noise, num_parameters) if is_small else seeds)
+        noise = gaussians(for_noise, num_parameters) if is_small else seeds
+        if not num_key_words:
+            return DpSgdDraws(batches, scales, noise)
+        return DpSgdDraws(batches, scales, noise, tf.bitcast(tf.reshape(for_keys, [*shape[:2], 2, 2]), tf.int64))
 
     def scales_of(mechanism: Any) -> _Scales:
         # z = 0 means no noise, also where C is infinite and z * C would be NaN. A float64 holds the product of two
@@ -145,6 +162,7 @@ def build_dp_sgd(model: Model, sampler: Sampler = "poisson", generator: Generato
             pull=pull,
             most_examples=draws.scales.most_examples,
             is_in_blocks=True,
+            draws=RowDraws(draws.keys[index], tf.cast(indices, tf.int64), row_words) if num_key_words else None,
         )
         # Place 0 has been used for the batches.
         noise = draws.noise[index] if is_small else draw_gaussians(draws.noise, num_parameters, index + 1, generator)

@@ -19,12 +19,14 @@ Assumes: `predict` treats each example on its own, in the order of axis 0, witho
 """
 
 import collections
+import dataclasses
 import logging
 from typing import Any
 
 import tensorflow as tf
 
 from tff_pdp.models.base import Model, Weights, pad
+from tff_pdp.models.dropout import RowDraws
 from tff_pdp.models.example_gradients import CANCELLATION, ExampleGradients, Held, Repeated, keep
 from tff_pdp.models.layers import RecordingWeights, Use
 
@@ -51,20 +53,21 @@ def clipped_sum(
     pull: Weights | None = None,
     most_examples: tf.Tensor | None = None,
     is_in_blocks: bool = False,
+    draws: RowDraws | None = None,
 ) -> Weights:
     """Returns `sum_i included_i * min(1, clip_norm / |g_i|) * g_i`, with `g_i` the gradient of example i's loss.
 
     With an infinite clip norm, no `pull` and all examples included, the result is the gradient of the losses' sum, up
     to rounding.
 
-    Guarantee: the result is `sum_i part_i + error`. Each `part_i` is a function of example i, the weights, the pull and
-      the clip norm alone, and is zero if the example is not included. In exact arithmetic, `|part_i| <= clip_norm`, in
-      L2 norm over all weights jointly. For n included examples, and layers with at most `positions` positions,
-      `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves the sum by at most
-      `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If `most_examples` is
-      passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included does not move the
-      sum, whatever its x and y are. An example whose gradient is not finite does not move the sum, either, unless the
-      clip norm is infinite; the sum is then not finite.
+    Guarantee: the result is `sum_i part_i + error`. Each `part_i` is a function of example i, its random draws, the
+      weights, the pull and the clip norm alone, and is zero if the example is not included. In exact arithmetic,
+      `|part_i| <= clip_norm`, in L2 norm over all weights jointly. For n included examples, and layers with at most
+      `positions` positions, `|error| <= sum_error(n, positions) * clip_norm`. So adding or removing one example moves
+      the sum by at most `(1 + 2 * sum_error(n, positions)) * clip_norm`, where n is the size of the larger batch. If
+      `most_examples` is passed and is at least n, the sum moves by at most `clip_norm`. An example that is not included
+      does not move the sum, whatever its x and y are. An example whose gradient is not finite does not move the sum,
+      either, unless the clip norm is infinite; the sum is then not finite.
     Assumes: as in the module's docstring; weights are finite; the pull depends on these examples only through released
       values; each weight has fewer than 2**27 values, each layer fewer than 2**20 inputs or outputs at one position,
       and there are fewer than 1000 weights and layers each.
@@ -82,15 +85,17 @@ def clipped_sum(
         norm minus the sum's possible error; the difference may be zero for hundreds of thousands of examples.
       is_in_blocks: whether the batch already has a whole number of blocks of `ROWS_OF_A_BLOCK` rows, at least one;
         otherwise rows are added.
+      draws: random draws of the examples, for a model with dropout; without draws, nothing is dropped.
 
     Returns:
       float64 tensors with the names, order and shapes of `weights`; zeros for weights that the losses do not depend on.
     """
     if not is_in_blocks:
         x, y, included = _in_blocks(x), _in_blocks(y), _in_blocks(included)
+        draws = draws and dataclasses.replace(draws, rows=_in_blocks(draws.rows))
     # A loss may refuse an invalid label; the x of such examples is kept out of the sum below.
     y = keep(included, y)
-    gradients, norms = _gradients_and_norms(model, weights, x, y, pull)
+    gradients, norms = _gradients_and_norms(model, weights, x, y, pull, draws)
     clip_norm = tf.cast(clip_norm, tf.float64)
     if most_examples is not None:
         positions = max(of_weight.positions for of_weight in gradients.values())
@@ -118,11 +123,14 @@ def sum_error(num_examples: Any, positions: int = 1) -> Any:
 
 
 def _gradients_and_norms(
-    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights | None, draws: RowDraws | None = None
 ) -> tuple[dict[str, ExampleGradients], tf.Tensor]:
     """Returns each example's gradients by weight, where there are any, and upper bounds on norms: float64 `[batch]`."""
     pull = pull or {}
-    gradients, losses = _backward_to_layers(model, weights, x, y, pull) or (_by_mapping(model, weights, x, y, pull), y)
+    gradients, losses = _backward_to_layers(model, weights, x, y, pull, draws) or (
+        _by_mapping(model, weights, x, y, pull, draws),
+        y,
+    )
     num_examples = tf.shape(losses)[0]
     squares = tf.add_n([of_weight.squared_norms() for of_weight in gradients.values()])
     alone = {name: Repeated(value) for name, value in pull.items() if name not in gradients}
@@ -141,7 +149,7 @@ def _clip_factors(norms: tf.Tensor, clip_norm: tf.Tensor) -> tf.Tensor:
 
 
 def _backward_to_layers(
-    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights, draws: RowDraws | None
 ) -> tuple[dict[str, ExampleGradients], tf.Tensor] | None:
     """Runs the model forward and back to the outputs of its layers; None if they do not account for every weight.
 
@@ -150,7 +158,7 @@ def _backward_to_layers(
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         recording = RecordingWeights(weights, tape)
-        losses = model.loss(recording, x, y)
+        losses = model.training_loss(recording, x, y, draws)
         total = tf.reduce_sum(losses)
     missing = recording.without_closed_form() or _not_by_example(recording.uses, losses)
     if missing or not recording.uses:
@@ -163,15 +171,23 @@ def _backward_to_layers(
                 ", ".join(missing or weights),
             )
         return None
-    outputs = [use.output for use in recording.uses]
-    cotangents = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    cotangents = [tf.convert_to_tensor(cotangent) for cotangent in cotangents]
+    groups = recording.groups()
+    outputs = [[use.output for use in group] for group in groups]
+    cotangents: Any = tape.gradient(total, outputs, unconnected_gradients=tf.UnconnectedGradients.ZERO)
     found: dict[str, ExampleGradients] = {}
-    for use, cotangent in zip(recording.uses, cotangents, strict=True):
-        pulls = [pull.get(name) for name in use.names]
-        own = use.layer.example_gradients(use.inputs, cotangent, *use.weights, pulls=pulls)
-        found.update(zip(use.names, own, strict=True))
+    for group, own_cotangents in zip(groups, cotangents, strict=True):
+        first = group[0]
+        inputs = _side_by_side([use.inputs for use in group])
+        cotangent = _side_by_side([tf.convert_to_tensor(one) for one in own_cotangents])
+        pulls = [pull.get(name) for name in first.names]
+        own = first.layer.example_gradients(inputs, cotangent, *first.weights, pulls=pulls)
+        found.update(zip(first.names, own, strict=True))
     return found, losses
+
+
+def _side_by_side(values: list[tf.Tensor]) -> tf.Tensor:
+    """Returns the values of several uses of a layer as those of one use, at several positions."""
+    return values[0] if len(values) == 1 else tf.stack(values, axis=1)
 
 
 def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
@@ -182,21 +198,22 @@ def _not_by_example(uses: list[Use], losses: tf.Tensor) -> list[str]:
 
 
 def _by_mapping(
-    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights
+    model: Model, weights: Weights, x: tf.Tensor, y: tf.Tensor, pull: Weights, draws: RowDraws | None
 ) -> dict[str, ExampleGradients]:
     """Returns the gradients of all examples by all weights, for any model."""
     tensors = {name: tf.convert_to_tensor(value) for name, value in weights.items()}
 
-    def gradient(example: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
-        example_x, example_y = example
+    def gradient(example: tuple[tf.Tensor, tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        example_x, example_y, row = example
+        own = draws and dataclasses.replace(draws, rows=row[tf.newaxis])
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(tensors)
-            total = tf.reduce_sum(model.loss(tensors, example_x[tf.newaxis], example_y[tf.newaxis]))
+            total = tf.reduce_sum(model.training_loss(tensors, example_x[tf.newaxis], example_y[tf.newaxis], own))
         found = tape.gradient(total, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         dense = {name: tf.convert_to_tensor(found[name]) for name in tensors}
         return {name: value + pull[name] if name in pull else value for name, value in dense.items()}
 
-    of_all = tf.vectorized_map(gradient, (x, y))
+    of_all = tf.vectorized_map(gradient, (x, y, tf.zeros_like(y) if draws is None else draws.rows))
     shapes: dict[str, Any] = {name: tensor.shape.as_list() for name, tensor in tensors.items()}
     return {name: Held((of_all[name],), shapes[name]) for name in tensors}
 

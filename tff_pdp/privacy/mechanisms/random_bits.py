@@ -19,9 +19,9 @@ import numpy as np
 import tensorflow as tf
 
 from tff_pdp.errors import EngineError
+from tff_pdp.generators import chacha20, philox
 from tff_pdp.privacy.accounting.grid_distance import ROUNDING
 from tff_pdp.privacy.facts import Generator
-from tff_pdp.privacy.mechanisms import chacha20, philox
 
 _Function = Callable[[tf.Tensor], tf.Tensor]
 _PHILOX = 1

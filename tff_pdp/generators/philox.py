@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tff_pdp.privacy.mechanisms.chacha20 import halves
+from tff_pdp.generators.chacha20 import halves
 
 _ROUNDS = 10
 _WORDS_OF_A_BLOCK = 4
@@ -55,6 +55,21 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int) 
         )
     blocks = tf.concat([tf.expand_dims(word, -1) for word in words], axis=-1)
     return tf.reshape(blocks, [tf.shape(seeds)[0], _WORDS_OF_A_BLOCK * num_blocks])[:, :size]
+
+
+def row_words(key: tf.Tensor, rows: tf.Tensor, size: tf.Tensor | int, place: tf.Tensor | int) -> tf.Tensor:
+    """Draws words for each row of a batch: uint32 `[rows, size]`.
+
+    Guarantee: a row's words depend on the key, the row's number and the place alone; rows with different numbers have
+      different counters.
+
+    Args:
+      key: int64 `[2]`, secret.
+      rows: int64 `[rows]`, numbers of the rows.
+      size: number of words for each row, int32 scalar, below 2**31.
+      place: int, at least 0 and below 2**23.
+    """
+    return keystreams(tf.stack([key[0] + tf.zeros_like(rows), key[1] + rows], axis=1), size, place)
 
 
 class _Product(NamedTuple):

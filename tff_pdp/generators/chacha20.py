@@ -32,17 +32,31 @@ def keystreams(seeds: tf.Tensor, size: tf.Tensor | int, nonce: tf.Tensor | int) 
     Args:
       seeds: int64 `[seeds, 2]`, secret.
       size: number of words, int32 scalar.
-      nonce: int, at least 0.
+      nonce: int, at least 0: one for all seeds, or int64 `[seeds]`.
     """
     num_seeds, num_blocks = tf.shape(seeds)[0], -(-size // _WORDS_OF_A_BLOCK)
     key = tf.transpose(tf.reshape(halves(seeds), [num_seeds, 4]))[:, :, tf.newaxis]
-    nonces = halves(tf.cast(nonce, tf.int64))
-    counter = tf.cast(tf.range(num_blocks), tf.uint32)
+    nonces = tf.reshape(halves(tf.cast(nonce, tf.int64)), [-1, 1, 2])
+    counter = tf.cast(tf.range(num_blocks), tf.uint32)[tf.newaxis]
     # The upper half of the counter: there are fewer than 2**32 blocks.
-    zeros = tf.bitwise.bitwise_xor(counter, counter)
-    place = tf.stack([counter, zeros, zeros + nonces[0], zeros + nonces[1]])
-    blocks = block_words([tf.constant(_CONSTANTS)[:, tf.newaxis, tf.newaxis], key, key, place[:, tf.newaxis]])
+    zeros = tf.zeros_like(nonces[:, :, 0] + counter)
+    place = tf.stack([zeros + counter, zeros, zeros + nonces[:, :, 0], zeros + nonces[:, :, 1]])
+    blocks = block_words([tf.constant(_CONSTANTS)[:, tf.newaxis, tf.newaxis], key, key, place])
     return tf.reshape(tf.transpose(blocks, [1, 2, 0]), [num_seeds, _WORDS_OF_A_BLOCK * num_blocks])[:, :size]
+
+
+def row_words(key: tf.Tensor, rows: tf.Tensor, size: tf.Tensor | int, place: int) -> tf.Tensor:
+    """Draws words for each row of a batch: uint32 `[rows, size]`.
+
+    Guarantee: row k has the key stream of `key` with the nonce `place * 2**40 + rows[k]`.
+
+    Args:
+      key: int64 `[2]`, secret.
+      rows: int64 `[rows]`, numbers of the rows, each at least 0 and below 2**40.
+      size: number of words for each row, int32 scalar.
+      place: int, at least 0 and below 2**23.
+    """
+    return keystreams(key + tf.zeros_like(rows)[:, tf.newaxis], size, rows + place * 2**40)
 
 
 def block_words(rows: Rows) -> tf.Tensor:
