@@ -23,7 +23,7 @@ from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint, load_latest
 from tff_pdp.training.record.charges import Charges, read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, check_files, check_record
-from tff_pdp.training.run_folder import check_engine
+from tff_pdp.training.run_folder import check_engine, other_settings
 from tff_pdp.training.spending import arithmetic_here
 
 
@@ -81,7 +81,7 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
     saved, charges = _run_of(config, name, folder)
     method = build_method(config, name)
     if not saved.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: audit with the run's own settings")
+        raise ConfigError(other_settings(config, name, folder, f"{saved.round_number} rounds"))
     check_plan(method.plan)
     check_readable(method)
     seed = model_seed(config)

@@ -47,7 +47,7 @@ from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import client_metrics, ready_states, warning_of
-from tff_pdp.training.run_folder import read_metrics
+from tff_pdp.training.run_folder import other_settings, read_metrics
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -69,7 +69,7 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     check_files(folder, state)
     method = build_method(config, name)
     if not state.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+        raise ConfigError(other_settings(config, name, folder, f"{state.round_number} rounds"))
     enter_finished(config, method, folder, charges)
     if state.client_states is None:
         store = open_states(folder / STORE)

@@ -43,6 +43,7 @@ from tff_pdp.training.run_folder import (
     check_engine,
     checkpoints_were_every,
     cut_metrics,
+    other_settings,
     start_folder,
     sweep,
 )
@@ -142,9 +143,12 @@ def _start_or_resume(
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
     if not resume:
-        raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
+        raise ConfigError(
+            f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite; --overwrite "
+            "throws these rounds away, but their cost stays on record"
+        )
     if not saved.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
+        raise ConfigError(other_settings(config, method.algorithm.name, folder, f"{saved.round_number} rounds"))
     check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
     check_engine(config, folder, device)

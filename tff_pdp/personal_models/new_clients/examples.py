@@ -1,17 +1,29 @@
-"""Reads examples of clients that were not in training, from an .npz file of one client or from a client dataset."""
+"""Reads examples of clients that were not in training, from an .npz file of one client, a client dataset or raw data.
 
+Raw data have the form of the experiment's own `data.input`, and are prepared with the experiment's own settings.
+"""
+
+import contextlib
 import dataclasses
+import sys
+import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
-from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.data.manifest import MANIFEST_FILE, SUCCESS_FILE, RowInfluence
 from tff_pdp.errors import DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.base import Model
+
+# In the experiment's folder: records that could not be used.
+DEAD_LETTERS = "new_clients.dead_letters"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +57,50 @@ class NewClients:
         return {client_id: own.x for client_id, own in zip(self.client_ids, self.train, strict=True)}
 
 
+@contextlib.contextmanager
+def prepared_examples(config: ExperimentConfig, path: Path) -> Iterator[Path]:
+    """Prepares examples for `read_new_clients`; the prepared examples are there until the `with` block ends.
+
+    An `.npz` file with the arrays `x` and `y`, and a client dataset, are used as they are. Everything else is raw data
+    in the form that the experiment's `data.kind` reads, and is prepared as the data of training were, in a temporary
+    folder. Counts of examples and clients that were left out are printed on standard error.
+
+    Raises:
+      ConfigError: a setting of the section `data` does not suit the raw data.
+      DataError: the path does not exist, or the raw data are malformed or have too many unusable records.
+    """
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file or folder. Give an .npz file with x and y of one client, a client dataset, or raw "
+            f"data of the kind {config.data.kind}, as in data.input"
+        )
+    if _is_one_client(path) or any((path / name).exists() for name in (MANIFEST_FILE, SUCCESS_FILE)):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="tff_pdp_new_clients_") as workspace:
+        raw = msgspec.structs.replace(config.data, input=str(path.absolute()))
+        own = msgspec.structs.replace(config, data=raw, output=workspace)
+        summary = prepare_clients(own, dead_letters=Path(config.output) / DEAD_LETTERS)
+        for reason, tally in sorted(summary.manifest.dropped.items()):
+            left_out = f"{tally.examples} examples, and {tally.users} clients as wholes"
+            print(f"{path}: left out for the reason {reason}: {left_out}", file=sys.stderr)
+        yield own.clients_folder
+
+
+def _is_one_client(path: Path) -> bool:
+    """Checks if a file is an .npz archive with an array `x` or `y` of its own, not in folders of silos."""
+    if path.is_dir() or not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return bool({"x.npy", "y.npy"} & set(archive.namelist()))
+
+
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:
     """Reads new clients' examples, which must be raw like the data of training: features are not scaled yet.
 
     Args:
       path: `.npz` file of one client, with `x` `[n, *input_shape]` and `y` `[n]`; or folder of a client dataset, whose
-        validation and test examples become `held_out`.
+        validation and test examples become `held_out`. `prepared_examples` makes a client dataset of raw data.
       client_ids: ids of the clients to read; exactly one if `path` is a file; if empty, all clients of the dataset.
       model: model that the examples are for.
 
@@ -63,7 +113,8 @@ def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> New
     if path.is_dir():
         return _of_dataset(path, client_ids, model)
     if len(client_ids) != 1:
-        raise DataError(f"{path} holds one client's examples: name that client with exactly one --client-id")
+        named = f"{len(client_ids)} ids are given" if client_ids else "no id is given"
+        raise DataError(f"{path} has x and y of one client, and {named}: name the client with exactly one --client-id")
     nothing = ClientExamples(np.zeros((0, *model.input_shape), np.float32), np.zeros(0, model.label_dtype))
     return NewClients(tuple(client_ids), [_of_file(path, model)], [nothing])
 
