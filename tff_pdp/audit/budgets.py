@@ -21,6 +21,7 @@ from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint, load_latest
+from tff_pdp.training.going_on import earlier_rounds
 from tff_pdp.training.record.charges import Charges, read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, check_files, check_record
 from tff_pdp.training.run_folder import check_engine, other_settings
@@ -79,7 +80,7 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
     """
     folder = config.algorithm_folder(name)
     saved, charges = _run_of(config, name, folder)
-    method = build_method(config, name)
+    method = build_method(config, name, earlier=earlier_rounds(config, name, folder))
     if not saved.was_made_with(method.config_hash):
         raise ConfigError(other_settings(config, name, folder, f"{saved.round_number} rounds"))
     check_plan(method.plan)

@@ -147,7 +147,8 @@ class _Resuming(OnExperiment):
     """Computes rounds.
 
     Attributes:
-      resume: continue from the newest checkpoint, for instance after an interruption.
+      resume: continue from the newest checkpoint, for instance after an interruption; or, with a larger
+        training.rounds, go on after the last round with the rest of each budget.
       overwrite: start anew; an earlier run is discarded.
     """
 

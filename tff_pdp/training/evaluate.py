@@ -43,6 +43,7 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, open_states
 from tff_pdp.training.counted import enter_finished
+from tff_pdp.training.going_on import earlier_rounds
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
@@ -67,7 +68,7 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     charges = read_charges(folder)
     check_record(folder, state, charges)
     check_files(folder, state)
-    method = build_method(config, name)
+    method = build_method(config, name, earlier=earlier_rounds(config, name, folder))
     if not state.was_made_with(method.config_hash):
         raise ConfigError(other_settings(config, name, folder, f"{state.round_number} rounds"))
     enter_finished(config, method, folder, charges)

@@ -25,6 +25,8 @@ _RELEASES = f"../{RELEASES_FILE}"
 FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
 # Folders that a run goes on from.
 _RESUMED = (CHECKPOINTS, SEARCH)
+# Settings that may change when a run goes on after its last round.
+EXTENDED = ("training.rounds", "privacy.budgets")
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call", "xla")
 
@@ -107,6 +109,20 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
             known[_RELEASES].check(output / RELEASES_FILE)
 
 
+def settings_of_run(folder: Path) -> dict[str, Any]:
+    """Reads the resolved experiment of a run: that which it was started with, and what extensions have changed.
+
+    Raises:
+      DataError: the run's configuration file, or its record, is missing or damaged.
+    """
+    content, charges = read_started_with(folder), read_charges(folder)
+    for extension in charges.extensions if charges else ():
+        for key, value in extension.settings.items():
+            section, _, last = key.rpartition(".")
+            content[section] = {**content[section], last: value}
+    return content
+
+
 def other_settings(config: ExperimentConfig, name: str, folder: Path, done: str) -> str:
     """Returns the error message for a run that was started with other settings, or other data, than `config` has.
 
@@ -116,7 +132,7 @@ def other_settings(config: ExperimentConfig, name: str, folder: Path, done: str)
     Raises:
       DataError: the run's configuration file is missing or damaged.
     """
-    then, now = (_decisive(content, name) for content in (read_started_with(folder), config.to_dict()))
+    then, now = (_decisive(content, name) for content in (settings_of_run(folder), config.to_dict()))
     differing = [key for key in sorted({*then, *now}) if then.get(key, _NOT_SET) != now.get(key, _NOT_SET)]
     again = (
         f"to start again, name another output (--set output=FOLDER); --overwrite throws {done} away, but not the cost, "
