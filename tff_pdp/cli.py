@@ -23,6 +23,7 @@ A whole experiment, in the order data flows:
   tff-pdp verify   runs/demo                     checks digests and chains, computes epsilon, offline
   tff-pdp audit    budgets --config demo --algorithm fed_avg    what uploads reveal of silos' budgets
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
+  tff-pdp forget   --config demo --client silo_03    removes a client, states what remains
 
 `tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
 """
@@ -49,6 +50,7 @@ COMMANDS = command_line.Table(
         "verify": f"{_RECORD}:Verify",
         "audit": AUDITS,
         "seal": f"{_RECORD}:Seal",
+        "forget": f"{_RECORD}:Forget",
         "serve": "serving.commands:Serve",
         "predict": f"{_EXPERIMENT}:Predict",
         "verify-export": "serving.commands:Verify",

@@ -1,9 +1,9 @@
-"""Runs `tff-pdp verify` and `tff-pdp seal`: checks runs on disk, or destroys their secrets."""
+"""Runs `tff-pdp verify`, `seal` and `forget`: checks runs on disk, destroys their secrets, or removes a client."""
 
 from pathlib import Path
 from typing import Annotated
 
-from tff_pdp.command_line import Outcome, Positional, Reporting
+from tff_pdp.command_line import Option, Outcome, Positional, Reporting, assigned_values, loading
 from tff_pdp.errors import ConfigError
 
 
@@ -108,7 +108,7 @@ class Seal(_OnRuns):
             if is_finished and not self.discard_models:
                 check_models_are_used(folder)
         for folder in folders:
-            _remove_far_states(folder)
+            remove_far_states(folder)
         done = [seal_run(folder, planned_rounds(folder), is_unfinished_too=self.unfinished) for folder in folders]
         lines = [
             *(
@@ -120,6 +120,45 @@ class Seal(_OnRuns):
         return Outcome("\n".join(lines), {"sealed": [{**one._asdict(), "folder": str(one.folder)} for one in done]})
 
 
+class Forget(Reporting):
+    """Remove a client from an experiment: its records, states, rows and results.
+
+    Removes, in the experiment's folder:
+      - the client's examples and dead letters, from the client dataset and beside it
+      - the client's row, from the export: the next version has all other clients, and older versions with the client
+        are deleted; requests of the client get the answers of the global model
+      - states of the experiment's runs, with the runs' keys: as in tff-pdp seal, runs cannot be trained, tested or
+        exported any more, because they belong to a dataset that is gone. Exports can still be served and extended
+      - the client's results and hyper-parameters: summary.json, report.html, selected.json
+    States what remains: the effect of the client's records on models of others, with its epsilon and delta, and the
+    record of spending. The raw data at data.input, and copies of the folder, are not touched. A command that was
+    stopped is completed by the same command.
+
+    Attributes:
+      config: the experiment: a YAML file, or the name of a shipped experiment.
+      client: id of the client, as in the client dataset.
+      set: replace one value of the experiment, by dotted key; may be repeated.
+      unfinished: also if runs were not trained to the end; these runs can never be finished then.
+      discard_models: also if models were not evaluated or exported; these models are lost.
+    """
+
+    config: Annotated[str, Option("FILE")]
+    client: Annotated[str, Option("ID")]
+    set: Annotated[tuple[str, ...], Option("KEY=VALUE")] = ()
+    unfinished: bool = False
+    discard_models: bool = False
+
+    def run(self) -> Outcome:
+        """Removes the client, and prints what was removed and what remains."""
+        with loading():
+            from tff_pdp.commands.forget import forget
+        from tff_pdp.experiment.config import load_experiment
+
+        config = load_experiment(self.config, assigned_values("--set", self.set))
+        done = forget(config, self.client, unfinished=self.unfinished, discard_models=self.discard_models)
+        return Outcome(done.text(), done.content())
+
+
 def _folders(folders: tuple[Path, ...]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
@@ -128,7 +167,7 @@ def _folders(folders: tuple[Path, ...]) -> list[Path]:
     return [folder.absolute() if not folder.name else folder for folder in folders]
 
 
-def _remove_far_states(folder: Path) -> None:
+def remove_far_states(folder: Path) -> None:
     """Removes clients' states that workers keep at a URL."""
     from tff_pdp.training.record.releases import STORE
 
