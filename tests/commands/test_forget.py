@@ -12,6 +12,7 @@ from beam_pipelines.sources.silo_files import SiloArrays, write_silo_arrays
 from serving.client_ids import ClientIdHash
 from serving.export.stored_models import read_models
 from tests.personal_models.new_clients.test_personalize import SILOS, USERS, assert_same_bits, config_of, silo
+from tests.tiers import parameters
 from tff_pdp.cli import main
 from tff_pdp.commands import forget as command
 from tff_pdp.commands.forget import forget
@@ -74,9 +75,7 @@ def trained(tmp_path_factory):
 def experiment(trained, tmp_path):
     """A copy of the experiment, for a test of its own."""
     shutil.copytree(Path(trained.output).parent, tmp_path / "copy")
-    return config_of(
-        tmp_path / "copy", SILOS, "mr_mtl", {"learning_rate": 0.5, "prox_weight": 0.1}, silos()
-    )
+    return config_of(tmp_path / "copy", SILOS, "mr_mtl", {"learning_rate": 0.5, "prox_weight": 0.1}, silos())
 
 
 def problems(config):
@@ -151,8 +150,16 @@ def test_nothing_is_left_but_what_is_stated(experiment, tmp_path):
         forget(config, GONE)
 
 
-@pytest.mark.parametrize("step", ["publish_without", "seal_run", "remove_client", "write_summary", "end_removal"])
-@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+STEPS = ("publish_without", "seal_run", "remove_client", "write_summary", "end_removal")
+
+
+@pytest.mark.parametrize(
+    ("step", "is_done"),
+    parameters(
+        [(step, is_done) for step in STEPS for is_done in (False, True)],
+        test=[("publish_without", True), ("remove_client", False)],
+    ),
+)
 def test_a_removal_that_was_stopped_is_completed_by_the_same_command(experiment, monkeypatch, step, is_done):
     real = getattr(command, step)
 

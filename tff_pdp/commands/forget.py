@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from beam_pipelines.dataset.without_client import remove_client, remove_letters
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
-from tff_pdp.commands.record import remove_far_states
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.errors import ConfigError, DataError, ServingError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
@@ -34,7 +33,7 @@ from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.forgotten import FORGOTTEN_KEY, begin_removal, end_removal, read_removals
 from tff_pdp.training.record.releases import Release, all_releases
 from tff_pdp.training.record.sealing import check_can_be_sealed, seal_run
-from tff_pdp.training.run_folder import SELECTED_FILE, read_selected, write_selected
+from tff_pdp.training.run_folder import SELECTED_FILE, read_selected, remove_far_states, write_selected
 from tff_pdp.verification.epsilons import EXPORT_FOLDER, SUMMARY_FILE, check_models_are_used, recompute
 from tff_pdp.verification.experiment import runs_of
 from tff_pdp.verification.run_folder import planned_rounds

@@ -96,6 +96,7 @@ class Seal(_OnRuns):
           DataError: a record is damaged, or another process writes to a run's folder.
         """
         from tff_pdp.training.record.sealing import check_can_be_sealed, seal_run
+        from tff_pdp.training.run_folder import remove_far_states
         from tff_pdp.verification.epsilons import check_models_are_used
         from tff_pdp.verification.experiment import runs_of
         from tff_pdp.verification.run_folder import is_run, planned_rounds
@@ -165,14 +166,3 @@ def _folders(folders: tuple[Path, ...]) -> list[Path]:
             raise ConfigError(f"{folder} is not a folder")
     # A folder named `.` has no name of its own.
     return [folder.absolute() if not folder.name else folder for folder in folders]
-
-
-def remove_far_states(folder: Path) -> None:
-    """Removes clients' states that workers keep at a URL."""
-    from tff_pdp.training.record.releases import STORE
-
-    if (folder / STORE / "states.json").exists():
-        # Imports TensorFlow, which other runs need not wait for.
-        from tff_pdp.training.client_store.state_files import remove_far_files
-
-        remove_far_files(folder / STORE)

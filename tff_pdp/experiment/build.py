@@ -354,10 +354,13 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 
 
 @contextlib.contextmanager
-def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
+def experiment_engine(
+    config: ExperimentConfig, choices: dict[str, Any] | None = None, calls: int | None = None
+) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
     `choices` contains the earlier choices of `client_parallelism: auto`, which are used again; new choices are added.
+    `calls` is the largest number of calls of one computation; None if unknown.
 
     Raises:
       ConfigError: the engine does not have an option that is set.
@@ -371,12 +374,13 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "clients_per_call": training.clients_per_call,
             "xla": config.xla,
             "choices": choices,
+            "calls": calls,
         }
     workers = training.workers
     if workers is not None:
         places = PoolOptions(workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker)
         # Workers do without XLA (`ExperimentConfig.xla`).
-        del options["xla"]
+        del options["xla"], options["calls"]
         options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
     choose_operations(config)
     with running_engine("ray" if workers else training.engine, training.device, **options) as engine:

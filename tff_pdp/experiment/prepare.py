@@ -11,9 +11,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 _WORKSPACE = "raw"
 
 
-def prepare_clients(
-    config: ExperimentConfig, *, overwrite: bool = False, dead_letters: Path | None = None
-) -> Summary:
+def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False, dead_letters: Path | None = None) -> Summary:
     """Runs the Beam job on the experiment's raw data, and returns counts of data read, kept and left out.
 
     A job that fails keeps records that it cannot use in the folder `dead_letters`, by default beside the dataset.

@@ -47,7 +47,7 @@ from tff_pdp.training.going_on import earlier_rounds
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
-from tff_pdp.training.rounds import client_metrics, ready_states, warning_of
+from tff_pdp.training.rounds import calls_of_evaluation, client_metrics, ready_states, warning_of
 from tff_pdp.training.run_folder import other_settings, read_metrics
 
 
@@ -95,7 +95,8 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
         for name in names or config.algorithms:
             trained[name] = load_trained(config, name)
             stack.callback(close_states, trained[name][1].client_states)
-        stack.enter_context(experiment_engine(config))
+        calls = max(calls_of_evaluation(state) for _, state in trained.values())
+        stack.enter_context(experiment_engine(config, calls=calls))
         for name, (method, state) in trained.items():
             test, train = method.examples("test"), method.examples("train")
             metrics[name] = client_metrics(method, state, test, train)

@@ -110,13 +110,15 @@ def _extended_facts(trained: Sequence[Trained]) -> tuple[ExtendedFacts, ...]:
             before = {noise for one in silos for noise, _ in plan.noise_before(one)}
             after = {mechanism.noise_multiplier for mechanism in silos.values()}
             own = (tuple(sorted(noise)) for noise in (before, after))
-            found.append(ExtendedFacts(
-                method=method.algorithm.title,
-                after_round=plan.earlier.rounds,
-                rounds=plan.rounds,
-                noise_before=next(own),
-                noise_after=next(own),
-            ))
+            found.append(
+                ExtendedFacts(
+                    method=method.algorithm.title,
+                    after_round=plan.earlier.rounds,
+                    rounds=plan.rounds,
+                    noise_before=next(own),
+                    noise_after=next(own),
+                )
+            )
     return tuple(found)
 
 

@@ -132,6 +132,13 @@ def warning_of(method: Method, state: Checkpoint) -> str:
     return algorithm.warning(state.server_state["algorithm"]) if algorithm.warning else ""
 
 
+def calls_of_evaluation(state: Checkpoint) -> int:
+    """Returns the number of calls in which clients are evaluated: one for each part of `ready_states`."""
+    if not is_store(state.client_states):
+        return 1
+    return sum(1 for _ in places_in_parts(len(state.client_ids), _CLIENTS_AT_A_TIME))
+
+
 def ready_states(
     method: Method, state: Checkpoint, train_data: Examples | ClientValues | None
 ) -> Iterator[tuple[np.ndarray, Sequence[Any]]]:

@@ -14,7 +14,7 @@ from tff_pdp.files import discard, naming, remove_attempts, sync, write_atomical
 from tff_pdp.settings import join_key
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 # Every silo's selection in a search: hyper-parameters and their noisy score.
@@ -57,6 +57,15 @@ def sweep(folder: Path) -> None:
     remove_attempts(folder)
     for part in _RESUMED:
         checkpoint_files.sweep(folder / part)
+
+
+def remove_far_states(folder: Path) -> None:
+    """Removes clients' states that workers keep at a URL."""
+    if (folder / STORE / "states.json").exists():
+        # Imports TensorFlow, which other runs need not wait for.
+        from tff_pdp.training.client_store.state_files import remove_far_files
+
+        remove_far_files(folder / STORE)
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
@@ -140,8 +149,8 @@ def other_settings(config: ExperimentConfig, name: str, folder: Path, done: str)
     )
     if not differing:
         return (
-            f"{folder} was trained with the same settings, but with other data: {config.clients_folder}, or a file that "
-            f"the settings name, has changed since. Restore the data to go on; {again}"
+            f"{folder} was trained with the same settings, but with other data: {config.clients_folder}, or a file or "
+            f"module that the settings name, has changed since. Restore the data to go on; {again}"
         )
     key, more = differing[0], differing[1:]
     others = f" ({', '.join(more)} differ{'s' if len(more) == 1 else ''}, too)" if more else ""

@@ -94,7 +94,7 @@ def train(
             set_aside(folder.parent, folder)
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
-        with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
+        with experiment_engine(config, choices, config.training.rounds) as engine, contextlib.ExitStack() as stack:
             state, spending = _start_or_resume(config, method, folder, engine, resume, further, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")

@@ -153,8 +153,10 @@ def _removals(output: Path) -> tuple[Status, str]:
     if stopped := sum(one.after is None for one in removals):
         return Status.STOPPED, f"{text}; removals of clients that were stopped, to be completed by forget: {stopped}"
     present = manifest_digest(output)
-    follows = "the present dataset follows from them" if removals and removals[-1].after == present else (
-        "the dataset was prepared anew since" if present else "there is no dataset"
+    follows = (
+        "the present dataset follows from them"
+        if removals and removals[-1].after == present
+        else ("the dataset was prepared anew since" if present else "there is no dataset")
     )
     return status, f"{text}; clients removed: {len(removals)}; {follows}"
 

@@ -1,4 +1,4 @@
-"""Records that clients were removed from an experiment: when a removal began and ended, and which dataset follows which.
+"""Records removals of clients from an experiment: their beginning and end, and which dataset follows which.
 
 `forgotten.jsonl`, in the experiment's folder, is a journal (`tff_pdp.journal`) with lines of these kinds:
 

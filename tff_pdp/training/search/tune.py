@@ -301,9 +301,7 @@ def _check_repeated(
             )
 
 
-def _check_resume(
-    config: ExperimentConfig, method: Method, folder: Path, resume: bool, saved: Checkpoint
-) -> None:
+def _check_resume(config: ExperimentConfig, method: Method, folder: Path, resume: bool, saved: Checkpoint) -> None:
     if not resume:
         raise ConfigError(f"{folder} holds a run already: give --resume or --overwrite")
     if not saved.was_made_with(method.config_hash):
