@@ -88,6 +88,7 @@ def train(
         further = plan_extension(config, name, folder) if resume and not overwrite else None
         earlier = earlier_rounds(config, name, folder) if resume and not overwrite else None
         method = build_method(config, name, earlier=further.earlier if further else earlier)
+        method.trace()
         if overwrite:
             settle(config, folder)
             remove_far_files(folder / STORE)

@@ -148,6 +148,7 @@ def tune(
     """
     check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
+    method.trace()
     search = method.plan.search
     if search is None:
         raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
