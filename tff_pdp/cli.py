@@ -23,9 +23,9 @@ A whole experiment, in the order data flows:
   tff-pdp verify   runs/demo                     checks digests and chains, computes epsilon, offline
   tff-pdp audit    budgets --config demo --algorithm fed_avg    what uploads reveal of silos' budgets
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
-  tff-pdp forget   --config demo --client silo_03    removes a client, states what remains
 
-`tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
+`tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp forget` removes a client, and states what remains of it.
+`tff-pdp COMMAND --help` explains one command.
 """
 
 _EXPERIMENT, _RECORD = "tff_pdp.commands.experiment", "tff_pdp.commands.record"
