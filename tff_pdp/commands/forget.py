@@ -268,7 +268,7 @@ def _remaining(releases: list[Release], client_id: str) -> Remaining:
 
 def _unit(ledgers: list[Any]) -> str:
     units = {"silo_example": "record", "node": "person", "edge": "pair of people"}
-    return units.get(ledgers[0].unit, ledgers[0].unit) if ledgers else "record"
+    return units.get(str(ledgers[0].unit), "record") if ledgers else "record"
 
 
 def _words(remaining: Remaining) -> str:

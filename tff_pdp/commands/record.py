@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-from tff_pdp.command_line import Option, Outcome, Positional, Reporting, assigned_values, loading
+from tff_pdp.command_line import Option, Outcome, Positional, Reporting, loading
+from tff_pdp.commands.experiment import OnExperiment
 from tff_pdp.errors import ConfigError
 
 
@@ -121,7 +122,7 @@ class Seal(_OnRuns):
         return Outcome("\n".join(lines), {"sealed": [{**one._asdict(), "folder": str(one.folder)} for one in done]})
 
 
-class Forget(Reporting):
+class Forget(OnExperiment):
     """Remove a client from an experiment: its records, states, rows and results.
 
     Removes, in the experiment's folder:
@@ -136,16 +137,12 @@ class Forget(Reporting):
     stopped is completed by the same command.
 
     Attributes:
-      config: the experiment: a YAML file, or the name of a shipped experiment.
       client: id of the client, as in the client dataset.
-      set: replace one value of the experiment, by dotted key; may be repeated.
       unfinished: also if runs were not trained to the end; these runs can never be finished then.
       discard_models: also if models were not evaluated or exported; these models are lost.
     """
 
-    config: Annotated[str, Option("FILE")]
     client: Annotated[str, Option("ID")]
-    set: Annotated[tuple[str, ...], Option("KEY=VALUE")] = ()
     unfinished: bool = False
     discard_models: bool = False
 
@@ -153,10 +150,8 @@ class Forget(Reporting):
         """Removes the client, and prints what was removed and what remains."""
         with loading():
             from tff_pdp.commands.forget import forget
-        from tff_pdp.experiment.config import load_experiment
 
-        config = load_experiment(self.config, assigned_values("--set", self.set))
-        done = forget(config, self.client, unfinished=self.unfinished, discard_models=self.discard_models)
+        done = forget(self.experiment(), self.client, unfinished=self.unfinished, discard_models=self.discard_models)
         return Outcome(done.text(), done.content())
 
 

@@ -81,11 +81,11 @@ class PersonalizedProcess:
 
     initialize: _tff.Computation
     init_client: _tff.Computation
-    next: _tff.Computation = _NEXT
-    next_of_nobody: _tff.Computation = _NEXT_OF_NOBODY
     adapt: _tff.Computation | None
     personalise: _tff.Computation
     evaluate: _tff.Computation
+    next: _tff.Computation = _NEXT
+    next_of_nobody: _tff.Computation = _NEXT_OF_NOBODY
 
 
 def compose(

@@ -33,6 +33,10 @@ class EarlierRounds:
     ledger_text: str | None
     salt: str = ""
 
+    def __reduce__(self):
+        # Without the ledger that was read from the text: equal objects have equal pickles.
+        return EarlierRounds, (self.rounds, self.ledger_text, self.salt)
+
     @functools.cached_property
     def ledger(self) -> Ledger | None:
         """The ledger of the rounds; None without privacy."""
