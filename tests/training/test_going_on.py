@@ -12,7 +12,11 @@ from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.privacy.accounting.grid_distance import GridNoiseDpEvent
 from tff_pdp.privacy.plans.extension import noise_multiplier_of
+from tff_pdp.privacy.plans.silo_example import SiloExample
+from tff_pdp.privacy.plans.unprotected import Unprotected
+from tff_pdp.privacy.plans.user import User
 from tff_pdp.registry.entries import Registry
+from tff_pdp.settings import read_settings
 from tff_pdp.training.evaluate import evaluate_experiment, load_trained
 from tff_pdp.training.record.charges import CHARGES_FILE, read_charges
 from tff_pdp.training.run_folder import read_metrics
@@ -206,3 +210,28 @@ def test_other_settings_stay_and_schedules_do_not_go_on(experiment, build):
     train(experiment("tuned", training__rounds=2, **config), "finetune", progress=False)
     with pytest.raises(ConfigError, match=r"finetune has a schedule for a planned number of rounds"):
         go_on(experiment("tuned", training__rounds=3, **config), "finetune")
+
+
+@pytest.mark.parametrize(
+    ("privacy", "reason"),
+    [
+        ({"privacy__kind": "user", "privacy__users_per_round": 2}, "privacy.kind user calibrates its noise once"),
+        ({"privacy__noise_calibration": "paper_asymptotic"}, "a formula that knows no earlier rounds"),
+        (
+            {"privacy__synthetic": {"rounds": 2, "generator": {"kind": "dp_gaussian", "examples": 20, "low": 0}}},
+            "privacy.synthetic divides the budget in advance",
+        ),
+        ({"privacy__kind": "none", "privacy__unit": "user", "privacy__users_per_round": 2}, "privacy.kind none"),
+        ({}, ""),
+        ({"privacy__noise_calibration": "paper_rdp"}, ""),
+        ({"privacy__kind": "none"}, ""),
+    ],
+)
+def test_a_plan_says_why_a_run_cannot_go_on(privacy, reason):
+    kinds = {"user": User, "none": Unprotected}
+    own = {"batch_size": 4, **{key.removeprefix("privacy__"): value for key, value in privacy.items()}}
+    kind = kinds.get(own.setdefault("kind", "silo_example"), SiloExample)
+    own |= {"unit": own.get("unit", "silo")} if kind is Unprotected else {"budgets": budgets(2.0)}
+    found = read_settings(kind, own, "a test", "privacy").why_it_ends
+    assert found.startswith(reason) if reason.startswith("privacy.kind") else reason in found
+    assert bool(found) == bool(reason)

@@ -226,20 +226,11 @@ def check_can_go_on(config: ExperimentConfig, name: str, *, has_hook: bool) -> N
     Raises:
       ConfigError: the training cannot go on; the message says why.
     """
-    privacy = config.privacy
-    builder = ALGORITHMS.find(config.kind_of(name))
+    own = inspect.signature(ALGORITHMS.find(config.kind_of(name))).parameters
     reasons = {
-        "privacy.kind user calibrates the noise of users' sums once, for a planned number of rounds": privacy.are_users,
-        "privacy.kind contact_graph calibrates noise once, for a planned number of rounds": privacy.kind
-        == "contact_graph",
-        "privacy.noise_calibration paper_asymptotic sets the noise by a formula that knows no earlier rounds": getattr(
-            privacy, "noise_calibration", ""
-        )
-        == "paper_asymptotic",
-        "privacy.synthetic divides the budget in advance": privacy.synthetic is not None,
+        config.privacy.why_it_ends: bool(config.privacy.why_it_ends),
         "tuning.search divides the budget in advance": config.tuning.search_for(name) is not None,
-        f"algorithms.{name} has a schedule for a planned number of rounds": "rounds"
-        in inspect.signature(builder).parameters,
+        f"algorithms.{name} has a schedule for a planned number of rounds": "rounds" in own,
         f"algorithms.{name} has a hyper-parameter {AUTO!r}, computed for a planned number of rounds": has_hook,
     }
     for reason, holds in reasons.items():

@@ -120,6 +120,11 @@ class PlanSettings(Settings):
                 f"training.weighting {weighting!r} needs privacy.budgets, and privacy.kind {self.kind} has none"
             )
 
+    @property
+    def why_it_ends(self) -> str:
+        """The reason why a run cannot go on after its planned rounds, as a clause; empty if a run can."""
+        return f"privacy.kind {self.kind} calibrates its noise once, for a planned number of rounds"
+
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people, or the examples, that a data set's rows are made from.
 

@@ -310,6 +310,13 @@ class SiloExample(SiloSettings):
                 "noised num_examples or feature_scaling dp_moments: use public values"
             )
 
+    @property
+    def why_it_ends(self) -> str:
+        """The reason why a run cannot go on: a formula of noise, or a budget that is divided in advance."""
+        if self.noise_calibration == "paper_asymptotic":
+            return "privacy.noise_calibration paper_asymptotic sets the noise by a formula that knows no earlier rounds"
+        return "privacy.synthetic divides the budget in advance" if self.synthetic is not None else ""
+
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
         """Returns the budget for fitting each new silo; `epsilon` and `delta` must not be None."""
         if epsilon is None or delta is None:
