@@ -45,7 +45,7 @@ _NOTE = "Figures were computed while a client that was removed since was among t
 
 
 class Remaining(NamedTuple):
-    """What remains of a removed client in models that are in use.
+    """The trace of a removed client in models that are in use.
 
     Attributes:
       scope: words for what epsilon is about: one record of the client, or the client as a whole.
@@ -198,7 +198,7 @@ def _from_exports(config: ExperimentConfig, client_id: str, remaining: Remaining
         for version in versions:
             discard(version)
             yield f"{version}: a version with the client's row"
-    # What an earlier command left when it was killed.
+    # Leftovers of an earlier command that was killed.
     for leftover in export.glob("**/.*.removed"):
         remove_tree(leftover, ignore_errors=True)
 

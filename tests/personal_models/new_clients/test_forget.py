@@ -136,7 +136,7 @@ def test_nothing_is_left_but_what_is_stated(experiment, tmp_path):
     assert [row["id"] for row in summary["silos"]] == ["east", "south", "west"]
     assert not (output / "report.html").exists()
     assert not problems(config)
-    # What is stated.
+    # The statement.
     assert math.isclose(done.remaining.epsilon, spending.epsilon(GONE).best, rel_tol=1e-6)
     assert done.remaining.delta == 1e-3
     assert report["clients_removed"] in done.text()

@@ -68,6 +68,6 @@ def test_refusals_say_what_is_taken(config, tmp_path):
         prepared_examples(config, tmp_path / "bad.npz"),
     ):
         pass
-    # What could not be used is still there when the temporary folder is gone.
+    # Unusable records are still there when the temporary folder is gone.
     letters = list((tmp_path / "run" / DEAD_LETTERS).glob("*.jsonl"))
     assert sum(len(path.read_text().splitlines()) for path in letters) == 60
