@@ -25,7 +25,8 @@ A whole experiment, in the order data flows:
   tff-pdp audit    budgets --config demo --algorithm fed_avg    what uploads reveal of silos' budgets
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
 
-`tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp COMMAND --help` explains one command.
+`tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp forget` removes a client, and states what remains of it.
+`tff-pdp COMMAND --help` explains one command.
 """
 
 _EXPERIMENT, _RECORD = "tff_pdp.commands.experiment", "tff_pdp.commands.record"
@@ -56,6 +57,7 @@ COMMANDS = command_line.Table(
         "verify": f"{_RECORD}:Verify",
         "audit": AUDITS,
         "seal": f"{_RECORD}:Seal",
+        "forget": f"{_RECORD}:Forget",
         "serve": "serving.commands:Serve",
         "predict": f"{_EXPERIMENT}:Predict",
         "verify-export": "serving.commands:Verify",

@@ -1,7 +1,7 @@
-"""Reads the models of an export, and adds clients, so that no model is trained again when a client joins."""
+"""Reads the models of an export, and adds or removes clients, so that no model is trained again."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,23 @@ def with_clients(
     changed = dataclasses.replace(models, client_ids=client_ids, rows=np.array(rows, np.int32), stacked=stacked)
     check_models(changed)
     return changed
+
+
+def without_clients(models: PersonalModels, client_ids: Collection[str]) -> PersonalModels:
+    """Returns `models` without some clients, and without the rows that no other client has; other rows do not change.
+
+    Ids that have no model are ignored. The rows that stay are numbered anew, in their order.
+    """
+    kept = [number for number, client_id in enumerate(models.client_ids) if client_id not in client_ids]
+    rows = models.rows[kept]
+    # Rows that a client has left, for instance for a cluster's row, go too: they may be a removed client's.
+    stays = np.unique(np.append(rows, GLOBAL_ROW))
+    return dataclasses.replace(
+        models,
+        client_ids=[models.client_ids[number] for number in kept],
+        rows=np.searchsorted(stays, rows).astype(np.int32),
+        stacked={name: np.ascontiguousarray(stack[stays]) for name, stack in models.stacked.items()},
+    )
 
 
 def _check_weights_can_be_made(export_dir: Path, models: PersonalModels) -> None:

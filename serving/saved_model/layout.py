@@ -68,7 +68,8 @@ def published_versions(base_path: Path) -> dict[int, Path]:
     try:
         children = list(base_path.iterdir())
     except OSError as error:
-        raise ServingError(f"Cannot read the export directory {base_path}: {error.strerror}.") from error
+        hint = " `tff-pdp export` writes it and prints its path." if isinstance(error, FileNotFoundError) else ""
+        raise ServingError(f"Cannot read the export directory {base_path}: {error.strerror}.{hint}") from error
     found = {
         int(child.name): child
         for child in children

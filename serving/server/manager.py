@@ -187,7 +187,10 @@ class ModelManager:
             if not table.versions[model.name]:
                 raise ServingError(
                     f"No version of {model.name!r} under {model.base_path} can be served. "
-                    + (" ".join(self.statuses.errors(model.name)) or "Export a model there first.")
+                    + (
+                        " ".join(self.statuses.errors(model.name))
+                        or "Export a model there first, with `tff-pdp export`."
+                    )
                 )
         try:
             table.check_labels(table.models)

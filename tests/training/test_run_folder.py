@@ -7,6 +7,7 @@ import pytest
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.files import discard
 from tff_pdp.training.record import checkpoint_files
+from tff_pdp.training.record.charges import ChargesWriter, Extension, RunIdentity
 from tff_pdp.training.record.releases import surroundings_of
 from tff_pdp.training.run_folder import (
     CONFIG_FILE,
@@ -16,9 +17,11 @@ from tff_pdp.training.run_folder import (
     check_beside,
     check_engine,
     cut_metrics,
+    other_settings,
     read_metrics,
     read_selected,
     read_started_with,
+    settings_of_run,
     start_folder,
     write_selected,
 )
@@ -160,3 +163,40 @@ def test_no_changed_byte_of_a_selection_is_silent_and_an_earlier_one_is_read(tmp
     assert_no_change_is_silent(tmp_path / SELECTED_FILE, lambda: read_selected(tmp_path))
     (tmp_path / SELECTED_FILE).write_text(json.dumps(SELECTED, indent=2) + "\n")
     assert read_selected(tmp_path) == SELECTED
+
+
+def test_a_refusal_names_the_setting_that_differs_with_both_values(experiment):
+    config = experiment()
+    folder = config.algorithm_folder("mr_mtl")
+    start_folder(config, folder, "cpu")
+    said = other_settings(experiment(privacy__clip_norm=2.0), "mr_mtl", folder, "460 rounds")
+    assert "other settings: privacy.clip_norm was 1.0, and is 2.0 now. Restore the old value to go on" in said
+    assert said.index("Restore") < said.index("--set output=") < said.index("--overwrite throws 460 rounds away")
+    own = {**config.algorithms["mr_mtl"], "prox_weight": 0.77}
+    several = experiment(training__rounds=3, algorithms={"mr_mtl": own})
+    said = other_settings(several, "mr_mtl", folder, "460 rounds")
+    assert "algorithms.mr_mtl.prox_weight was" in said
+    assert "and is 0.77 now (training.rounds differs, too)" in said
+    # Settings that decide nothing are not named.
+    said = other_settings(experiment(training__checkpoint_every=3, title="Other"), "mr_mtl", folder, "6 rounds")
+    assert "the same settings, but with other data" in said
+
+
+def test_settings_that_an_extension_has_changed_are_the_runs(experiment):
+    config = experiment()
+    folder = config.algorithm_folder("mr_mtl")
+    start_folder(config, folder, "cpu")
+    assert settings_of_run(folder)["training"]["rounds"] == 6
+    with ChargesWriter(folder) as writer:
+        writer.open_run(RunIdentity("mr_mtl", None, "k", "h"), None)
+        writer.close_run(6, None)
+        budgets = config.to_dict()["privacy"]["budgets"]
+        changed = {"training.rounds": 9, "privacy.budgets": budgets}
+        writer.extend(None, Extension(6, changed, "new", "old", "salt", None))
+        assert (writer.begun.attempt.number, writer.begun.attempt.first_round, writer.begun.is_closed) == (1, 7, False)
+        with pytest.raises(DataError, match="has not ended"):
+            writer.extend(None, Extension(9, {}, "newer", "new", "", None))
+    found = settings_of_run(folder)
+    assert (found["training"]["rounds"], found["privacy"]["budgets"]) == (9, budgets)
+    assert found["training"]["checkpoint_every"] == 2
+    assert "training.rounds was 9, and is 6 now" in other_settings(config, "mr_mtl", folder, "9 rounds")

@@ -22,9 +22,10 @@ from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint, load_latest
+from tff_pdp.training.going_on import earlier_rounds
 from tff_pdp.training.record.charges import Charges, read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, check_files, check_record
-from tff_pdp.training.run_folder import check_engine
+from tff_pdp.training.run_folder import check_engine, other_settings
 from tff_pdp.training.spending import arithmetic_here
 
 
@@ -80,9 +81,9 @@ def audit_budgets(config: ExperimentConfig, name: str, frame: int = 2) -> dict[s
     """
     folder = config.algorithm_folder(name)
     saved, charges = _run_of(config, name, folder)
-    method = build_method(config, name)
+    method = build_method(config, name, earlier=earlier_rounds(config, name, folder))
     if not saved.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: audit with the run's own settings")
+        raise ConfigError(other_settings(config, name, folder, f"{saved.round_number} rounds"))
     check_plan(method.plan)
     check_readable(method)
     seed = model_seed(config)

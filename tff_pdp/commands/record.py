@@ -1,9 +1,10 @@
-"""Runs `tff-pdp verify` and `tff-pdp seal`: checks runs on disk, or destroys their secrets."""
+"""Runs `tff-pdp verify`, `seal` and `forget`: checks runs on disk, destroys their secrets, or removes a client."""
 
 from pathlib import Path
 from typing import Annotated
 
-from tff_pdp.command_line import Outcome, Positional, Reporting
+from tff_pdp.command_line import Option, Outcome, Positional, Reporting, loading
+from tff_pdp.commands.experiment import OnExperiment
 from tff_pdp.errors import ConfigError
 
 
@@ -96,6 +97,7 @@ class Seal(_OnRuns):
           DataError: a record is damaged, or another process writes to a run's folder.
         """
         from tff_pdp.training.record.sealing import check_can_be_sealed, seal_run
+        from tff_pdp.training.run_folder import remove_far_states
         from tff_pdp.verification.epsilons import check_models_are_used
         from tff_pdp.verification.experiment import runs_of
         from tff_pdp.verification.run_folder import is_run, planned_rounds
@@ -108,7 +110,7 @@ class Seal(_OnRuns):
             if is_finished and not self.discard_models:
                 check_models_are_used(folder)
         for folder in folders:
-            _remove_far_states(folder)
+            remove_far_states(folder)
         done = [seal_run(folder, planned_rounds(folder), is_unfinished_too=self.unfinished) for folder in folders]
         lines = [
             *(
@@ -120,20 +122,42 @@ class Seal(_OnRuns):
         return Outcome("\n".join(lines), {"sealed": [{**one._asdict(), "folder": str(one.folder)} for one in done]})
 
 
+class Forget(OnExperiment):
+    """Remove a client from an experiment: its records, states, rows and results.
+
+    Removes, in the experiment's folder:
+      - the client's examples and dead letters, from the client dataset and beside it
+      - the client's row, from the export: the next version has all other clients, and older versions with the client
+        are deleted; requests of the client get the answers of the global model
+      - states of the experiment's runs, with the runs' keys: as in tff-pdp seal, runs cannot be trained, tested or
+        exported any more, because they belong to a dataset that is gone. Exports can still be served and extended
+      - the client's results and hyper-parameters: summary.json, report.html, selected.json
+    States what remains: the effect of the client's records on models of others, with its epsilon and delta, and the
+    record of spending. The raw data at data.input, and copies of the folder, are not touched. A command that was
+    stopped is completed by the same command.
+
+    Attributes:
+      client: id of the client, as in the client dataset.
+      unfinished: also if runs were not trained to the end; these runs can never be finished then.
+      discard_models: also if models were not evaluated or exported; these models are lost.
+    """
+
+    client: Annotated[str, Option("ID")]
+    unfinished: bool = False
+    discard_models: bool = False
+
+    def run(self) -> Outcome:
+        """Removes the client, and prints what was removed and what remains."""
+        with loading():
+            from tff_pdp.commands.forget import forget
+
+        done = forget(self.experiment(), self.client, unfinished=self.unfinished, discard_models=self.discard_models)
+        return Outcome(done.text(), done.content())
+
+
 def _folders(folders: tuple[Path, ...]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder")
     # A folder named `.` has no name of its own.
     return [folder.absolute() if not folder.name else folder for folder in folders]
-
-
-def _remove_far_states(folder: Path) -> None:
-    """Removes clients' states that workers keep at a URL."""
-    from tff_pdp.training.record.releases import STORE
-
-    if (folder / STORE / "states.json").exists():
-        # Imports TensorFlow, which other runs need not wait for.
-        from tff_pdp.training.client_store.state_files import remove_far_files
-
-        remove_far_files(folder / STORE)

@@ -22,6 +22,7 @@ from tff_pdp.experiment.config import ExperimentConfig, experiment_of
 from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.run_key import RunKey
+from tff_pdp.privacy.plans.extension import EarlierRounds
 
 # Methods that a worker keeps ready, and methods that head and workers know how to build.
 _KEPT_METHODS, _KNOWN_METHODS = 8, 64
@@ -39,6 +40,7 @@ class Setup:
       manifest: digest of the client dataset's manifest.
       releases: what silos have released before training.
       build_method: the function of that name, which a worker imports by its name.
+      earlier: rounds that a run had made before it went on after its end; None for other runs.
     """
 
     config: Mapping[str, Any]
@@ -48,6 +50,7 @@ class Setup:
     manifest: Prefix
     releases: SiloReleases
     build_method: Callable[..., Method]
+    earlier: EarlierRounds | None = None
 
     def build(self) -> Method:
         """Builds the method, at a worker."""
@@ -57,7 +60,7 @@ class Setup:
         clients = ClientDataset.open(self.clients or config.clients_folder)
         if prefix_of(clients.path / MANIFEST_FILE) != self.manifest:
             raise DataError(f"{self.clients or config.clients_folder} is another client dataset than that of the head")
-        return self.build_method(config, self.name, clients=clients, releases=self.releases)
+        return self.build_method(config, self.name, clients=clients, releases=self.releases, earlier=self.earlier)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,6 +276,7 @@ def at_workers(
     name: str,
     releases: SiloReleases,
     build_method: Callable[..., Method],
+    earlier: EarlierRounds | None = None,
 ) -> Method:
     """Returns a method whose clients are computed by the workers that the experiment's engine starts.
 
@@ -282,10 +286,11 @@ def at_workers(
       name: name of the method in the experiment.
       releases: what silos have released before training.
       build_method: function by which workers build the method.
+      earlier: rounds that a run had made before it went on after its end; None for other runs.
     """
     content = config.to_dict()
     workers = content["training"].pop("workers")
     manifest = prefix_of(method.clients.path / MANIFEST_FILE)
     return DIRECTORY.place(
-        method, Setup(content, name, os.getcwd(), workers["clients"], manifest, releases, build_method)
+        method, Setup(content, name, os.getcwd(), workers["clients"], manifest, releases, build_method, earlier)
     )

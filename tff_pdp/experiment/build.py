@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import inspect
 import json
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -27,11 +28,13 @@ from tff_pdp.experiment.before_training import SiloReleases, plan_releases, rele
 from tff_pdp.experiment.config import ExperimentConfig, Training
 from tff_pdp.experiment.examples import padded_sizes
 from tff_pdp.experiment.hparams import build_algorithm, build_search, hparam_columns
+from tff_pdp.experiment.kinds import ALGORITHMS
 from tff_pdp.experiment.method import Method
 from tff_pdp.experiment.model import build_model, data_shapes, model_seed
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import build_selector
 from tff_pdp.privacy.mechanisms.user_noise import UserSum
+from tff_pdp.privacy.plans.extension import EarlierRounds
 from tff_pdp.privacy.plans.plan import BY_BUDGET, PlannedTraining, PrivacyPlan
 from tff_pdp.privacy.plans.user import capped_weights
 from tff_pdp.processes.client_work import initial_weights, num_released
@@ -78,7 +81,12 @@ def build_methods(
 
 
 def build_method(
-    config: ExperimentConfig, name: str, *, clients: ClientDataset | None = None, releases: SiloReleases | None = None
+    config: ExperimentConfig,
+    name: str,
+    *,
+    clients: ClientDataset | None = None,
+    releases: SiloReleases | None = None,
+    earlier: EarlierRounds | None = None,
 ) -> Method:
     """Builds one method of an experiment.
 
@@ -89,6 +97,7 @@ def build_method(
       name: name of the method in the experiment.
       clients: the client dataset; by default the dataset in the experiment's folder.
       releases: what silos have released before training; by default the stored releases, or new ones.
+      earlier: rounds that the run had made before it went on after its end, with more rounds; None for other runs.
 
     Raises:
       ConfigError: the method, the model or a hyper-parameter is unknown, or does not suit the plan.
@@ -107,6 +116,8 @@ def build_method(
     privacy.check_rows(row_influence)
     privacy.check(algorithm, config.training.weighting)
     search = build_search(config, algorithm, settings, model, clients)
+    if earlier is not None:
+        check_can_go_on(config, name, has_hook=AUTO in settings.values())
     phases = _phases(config, algorithm, settings, len(clients.client_ids))
     # The algorithm that reads clients' records.
     own = algorithm if phases is None else phases.adaptation
@@ -143,6 +154,7 @@ def build_method(
                 search=search,
                 synthetic_rounds=privacy.synthetic.rounds if privacy.synthetic else 0,
                 row_influence=row_influence,
+                earlier=earlier,
             )
         )
         return _OfSizes(hparams, plan, _amounts(config.training, num_examples, plan))
@@ -183,10 +195,10 @@ def build_method(
         hook=algorithm.hook(plan.public_parameters(hparams), model.num_parameters())
         if algorithm.hook and AUTO in settings.values()
         else None,
-        config_hash=config.hash(name, _inputs_hash(config, clients, model, releases, plan)),
+        config_hash=_config_hash(config.hash(name, _inputs_hash(config, clients, model, releases, plan)), earlier),
     )
     if phases is None or privacy.synthetic is None or releases.synthetic is None:
-        return at_workers(method, config, name, releases, build_method) if config.training.workers else method
+        return at_workers(method, config, name, releases, build_method, earlier) if config.training.workers else method
     # Synthetic data were released before: batches of them need neither clip nor noise.
     plain = build_minibatch(model, privacy.batch_size)
     sizes_of_synthetic = {client_id: releases.synthetic.num_examples(client_id) for client_id in clients.client_ids}
@@ -199,7 +211,34 @@ def build_method(
         source=releases.synthetic,
     )
     both = dataclasses.replace(method, first_phase=first, first_rounds=privacy.synthetic.rounds)
-    return at_workers(both, config, name, releases, build_method) if config.training.workers else both
+    return at_workers(both, config, name, releases, build_method, earlier) if config.training.workers else both
+
+
+def check_can_go_on(config: ExperimentConfig, name: str, *, has_hook: bool) -> None:
+    """Checks that a method's training can go on after its end, with more rounds.
+
+    `has_hook` states whether the method computes hyper-parameters during training.
+
+    Raises:
+      ConfigError: the training cannot go on; the message says why.
+    """
+    own = inspect.signature(ALGORITHMS.find(config.kind_of(name))).parameters
+    reasons = {
+        config.privacy.why_it_ends: bool(config.privacy.why_it_ends),
+        "tuning.search divides the budget in advance": config.tuning.search_for(name) is not None,
+        f"algorithms.{name} has a schedule for a planned number of rounds": "rounds" in own,
+        f"algorithms.{name} has a hyper-parameter {AUTO!r}, computed for a planned number of rounds": has_hook,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"{name} cannot go on after its last round: {reason}")
+
+
+def _config_hash(config_hash: str, earlier: EarlierRounds | None) -> str:
+    """Returns the digest of all that decides a training, which earlier rounds do, too."""
+    if earlier is None:
+        return config_hash
+    return hashlib.sha256(f"{config_hash} after {earlier.rounds} {earlier.salt}".encode()).hexdigest()
 
 
 def _phases(
@@ -302,10 +341,13 @@ def _kept_or_composed(key: Hashable, build: Callable[[], PersonalizedProcess]) -
 
 
 @contextlib.contextmanager
-def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None = None) -> Iterator[Engine]:
+def experiment_engine(
+    config: ExperimentConfig, choices: dict[str, Any] | None = None, calls: int | None = None
+) -> Iterator[Engine]:
     """Builds and installs the experiment's engine.
 
     `choices` contains the earlier choices of `client_parallelism: auto`, which are used again; new choices are added.
+    `calls` is the largest number of calls of one computation; None if unknown.
 
     Raises:
       ConfigError: the engine does not have an option that is set.
@@ -319,12 +361,13 @@ def experiment_engine(config: ExperimentConfig, choices: dict[str, Any] | None =
             "clients_per_call": training.clients_per_call,
             "xla": config.xla,
             "choices": choices,
+            "calls": calls,
         }
     workers = training.workers
     if workers is not None:
         places = PoolOptions(workers.address, workers.num_workers, workers.cpus_per_worker, workers.gpus_per_worker)
         # Workers do without XLA (`ExperimentConfig.xla`).
-        del options["xla"]
+        del options["xla"], options["calls"]
         options |= {"build_host": MethodHost, "directory": DIRECTORY, "options": places}
     choose_operations(config)
     with running_engine("ray" if workers else training.engine, training.device, **options) as engine:

@@ -297,22 +297,29 @@ class ExperimentConfig(Settings):
 
         `data_hash` is a digest of the data, and of all else outside of the configuration that decides the result.
         """
-        content = self.to_dict()
-        decisive = {key: content[key] for key in ("model", "privacy")}
-        # The registry that counts a run does not change the run.
-        del decisive["privacy"]["registry"]
-        decisive["data"] = data_hash
-        decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
-        decisive["training"] = {
-            key: content["training"][key] for key in ("rounds", "weighting", "weight_cap", "test_only_seed")
-        }
-        if self.training.weighting == "budget_softmax":
-            decisive["training"]["softmax_temperature"] = content["training"]["softmax_temperature"]
+        decisive = {**decisive_settings(self.to_dict(), algorithm), "data": data_hash}
         if outside := self.outside(algorithm):
             decisive["outside"] = outside
-        if self.tuning.search_for(algorithm):
-            decisive["search"] = content["tuning"]["search"]
         return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+
+
+def decisive_settings(content: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Returns the settings that decide one method's training result, apart from data and from rounding, by section.
+
+    `content` is an experiment as plain data, as `ExperimentConfig.to_dict` returns it.
+    """
+    decisive = {"model": content["model"], "privacy": dict(content["privacy"])}
+    # The registry that counts a run does not change the run.
+    decisive["privacy"].pop("registry", None)
+    decisive["algorithm"] = {algorithm: content["algorithms"][algorithm]}
+    training = content["training"]
+    names = ["rounds", "weighting", "weight_cap", "test_only_seed"]
+    names += ["softmax_temperature"] if training["weighting"] == "budget_softmax" else []
+    decisive["training"] = {name: training[name] for name in names}
+    search = content["tuning"]["search"]
+    if search is not None and search["algorithm"] == algorithm:
+        decisive["search"] = search
+    return decisive
 
 
 def workers_overrides(workers: str) -> dict[str, Any]:

@@ -66,6 +66,11 @@ class Method:
         """Returns the method of a round, counted from 1; of the first round for 0."""
         return self.first_phase if self.first_phase is not None and round_number <= self.first_rounds else self
 
+    def trace(self) -> None:
+        """Traces the computations of a round, so that an error in a method comes to light before a run begins."""
+        for method in filter(None, (self.first_phase, self)):
+            _ = method.process.next
+
     @property
     def is_weighted(self) -> bool:
         """True if clients have weights in means."""

@@ -1,5 +1,6 @@
 """Prepares a client dataset from raw client data, with the settings of the experiment."""
 
+import dataclasses
 from pathlib import Path
 
 from beam_pipelines.dataset.clients import run_client_dataset_job
@@ -11,14 +12,17 @@ from tff_pdp.experiment.config import ExperimentConfig
 _WORKSPACE = "raw"
 
 
-def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False) -> Summary:
+def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False, dead_letters: Path | None = None) -> Summary:
     """Runs the Beam job on the experiment's raw data, and returns counts of data read, kept and left out.
+
+    A job that fails keeps records that it cannot use in the folder `dead_letters`, by default beside the dataset.
 
     Raises:
       ConfigError: a setting does not suit the input.
       DataError: the input is missing, malformed or has too many unusable records, or the folder has another dataset.
     """
     options = config.data.job_options(config.clients_folder, overwrite=overwrite)
+    options = dataclasses.replace(options, dead_letters=dead_letters)
     source = config.data.build(Path(config.output) / _WORKSPACE)
     summary = run_client_dataset_job(source, options) if isinstance(source, RawData) else source.run(options)
     if config.data.tfds_copy:

@@ -25,12 +25,16 @@ class RunKey:
     Attributes:
       secret: 32 bytes.
       is_test_only: whether the key came from a fixed seed, which anyone can guess; reports then say "not private".
-      attempt: number of times that rounds had to be drawn anew; each attempt draws as if from a key of its own.
+      attempt: number of times that rounds had to be drawn anew, or were added after the end; each attempt draws as if
+        from a key of its own.
+      salt: number, as text, that tells rounds that were added after the end from those that a copy of the run added;
+        empty for all other rounds.
     """
 
     secret: bytes = dataclasses.field(repr=False)
     is_test_only: bool = False
     attempt: int = 0
+    salt: str = ""
 
     @classmethod
     def from_entropy(cls) -> "RunKey":
@@ -84,6 +88,8 @@ class RunKey:
         return ExactDraws(self._digest(f"{run}:{client_id}", purpose.encode(), KEY_BYTES))
 
     def _digest(self, message: str, purpose: bytes, size: int) -> bytes:
-        # No other message begins with digits and a full stop.
+        # No other message begins with digits and a full stop, or with digits and a plus sign.
         attempt = f"{self.attempt}." if self.attempt else ""
+        if self.salt:
+            attempt = f"{self.attempt}+{self.salt}."
         return hashlib.blake2b((attempt + message).encode(), key=self.secret, digest_size=size, person=purpose).digest()

@@ -28,7 +28,7 @@ from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.statement import export_text, not_covered, objects_content, statement
 from tff_pdp.reports.words import plain
 from tff_pdp.training.checkpoint import Checkpoint
-from tff_pdp.training.client_store.states import close_states
+from tff_pdp.training.client_store.states import close_states, is_store
 from tff_pdp.training.counted import cost_of_all_runs
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.privacy_facts import claim_of_run, facts_of
@@ -86,7 +86,7 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
         exported_id = exported_ids(config)
         with contextlib.ExitStack() as stack:
             stack.callback(close_states, state.client_states)
-            stack.enter_context(experiment_engine(config))
+            stack.enter_context(experiment_engine(config, calls=None if is_store(state.client_states) else 1))
             trained = trained_clients(method, state, model_seed(config), exported_id)
             served = served_models(trained, config.export.layout)
         class_names = method.clients.manifest.class_names

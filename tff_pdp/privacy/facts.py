@@ -306,6 +306,24 @@ class SyntheticFacts(Settings):
     shared_claim_reason: str
 
 
+class ExtendedFacts(Settings):
+    """A method whose training went on after its last round, with noise of another strength.
+
+    Attributes:
+      method: title of the method.
+      after_round: last round before the newest extension.
+      rounds: number of all rounds.
+      noise_before: noise multipliers of all silos in the rounds before.
+      noise_after: noise multipliers of all silos in the further rounds.
+    """
+
+    method: str
+    after_round: int
+    rounds: int
+    noise_before: tuple[float, ...]
+    noise_after: tuple[float, ...]
+
+
 class SiloFacts(StatementFacts, tag="silos"):
     """The facts of silos that protect their records or, where records are rows of a contact graph, people or pairs.
 
@@ -322,6 +340,7 @@ class SiloFacts(StatementFacts, tag="silos"):
       has_common_noise: whether all silos have the same configured noise multiplier, and leave when their budgets are
         spent.
       synthetic: silos' synthetic data; None without synthetic data.
+      extended: methods whose training went on after its last round.
     """
 
     are_users = False
@@ -336,6 +355,7 @@ class SiloFacts(StatementFacts, tag="silos"):
     level: Literal["own", "minimum"] = "own"
     has_common_noise: bool = False
     synthetic: SyntheticFacts | None = None
+    extended: tuple[ExtendedFacts, ...] = ()
 
     @property
     def labels(self) -> tuple[float, ...]:

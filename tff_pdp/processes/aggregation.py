@@ -47,6 +47,17 @@ class Aggregation:
         return result[1].member
 
 
+def build_plain_start() -> _tff.Computation:
+    """Builds the first state of `build_plain_aggregation`, which is the same for all algorithms."""
+
+    # Means and sums keep nothing between rounds. So methods with other releases have server states of the same type.
+    @_tff.federated_computation
+    def initialize():
+        return at_server()
+
+    return initialize
+
+
 def build_plain_aggregation(
     algorithm: Algorithm, released_type: Any, params_type: Any, *, is_weighted: bool = False
 ) -> Aggregation:
@@ -68,10 +79,7 @@ def build_plain_aggregation(
     if algorithm.public:
         public_of = _tff.tensorflow_computation(build_public_work(algorithm, is_weighted=is_weighted), params_type)
 
-    # Means and sums keep nothing between rounds. So methods with other releases have server states of the same type.
-    @_tff.federated_computation
-    def initialize():
-        return at_server()
+    initialize = build_plain_start()
 
     @_tff.federated_computation(
         initialize.type_signature.result, _tff.at_clients(released_type), _tff.at_clients(params_type)

@@ -18,8 +18,9 @@ Parameters that differ between clients (of the mechanism, hyper-parameters, rand
 
 import collections
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -29,22 +30,62 @@ from tff_pdp.algorithms.base import Algorithm, GradientEstimator
 from tff_pdp.errors import ConfigError
 from tff_pdp.models.base import Model
 from tff_pdp.privacy.mechanisms.selection import Selector
-from tff_pdp.processes.aggregation import UserSum, at_server, build_plain_aggregation, build_user_aggregation
+from tff_pdp.processes.aggregation import (
+    UserSum,
+    at_server,
+    build_plain_aggregation,
+    build_plain_start,
+    build_user_aggregation,
+)
 from tff_pdp.processes.client_work import build_adapt_work, build_client_work, initial_weights, plain
 from tff_pdp.processes.evaluate import build_evaluate
 
 
 @dataclasses.dataclass(frozen=True)
+class Untraced:
+    """A computation that is traced when it is first read from a process, by the function `trace`."""
+
+    trace: Callable[[], _tff.Computation]
+
+
+class _TracedWhenRead:
+    """A field of a process: reading the field traces an `Untraced` computation, once."""
+
+    def __set_name__(self, owner: type, name: str):
+        self._place = f"_{name}"
+
+    def __set__(self, process: Any, value: Any) -> None:
+        process.__dict__[self._place] = value
+
+    def __get__(self, process: Any, owner: type | None = None) -> Any:
+        if process is None:
+            # The field has no default.
+            raise AttributeError(self._place)
+        value = process.__dict__[self._place]
+        if isinstance(value, Untraced):
+            value = process.__dict__[self._place] = value.trace()
+        return value
+
+
+_NEXT: Any = _TracedWhenRead()
+_NEXT_OF_NOBODY: Any = _TracedWhenRead()
+
+
+@dataclasses.dataclass(frozen=True)
 class PersonalizedProcess:
-    """The TFF computations of one personalised method; the docstring of the module lists the signatures."""
+    """The TFF computations of one personalised method; the docstring of the module lists the signatures.
+
+    The computations of a round may be passed as `Untraced`: most of the time that a process takes to build goes into
+    tracing them, and evaluation and export do without.
+    """
 
     initialize: _tff.Computation
     init_client: _tff.Computation
-    next: _tff.Computation
-    next_of_nobody: _tff.Computation
     adapt: _tff.Computation | None
     personalise: _tff.Computation
     evaluate: _tff.Computation
+    next: _tff.Computation = _NEXT
+    next_of_nobody: _tff.Computation = _NEXT_OF_NOBODY
 
 
 def compose(
@@ -58,6 +99,8 @@ def compose(
     model_seed: int = 0,
 ) -> PersonalizedProcess:
     """Builds the TFF computations in which `algorithm` trains `model`, for any engine.
+
+    The computations of a round are traced when they are first read, unless the server's state depends on them.
 
     Args:
       algorithm: algorithm of clients and server.
@@ -100,33 +143,30 @@ def compose(
     state_type = new_client.type_signature.result
     data_type = client_data_type(model)
     params_type = client_params_type(algorithm, estimator, is_weighted=is_weighted, user_sum=user_sum)
-    work = build_client_work(algorithm, estimator, selector, is_weighted=is_weighted and user_sum is None)
+    is_plain_sum = user_sum is None or not algorithm.released
 
-    @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
-    def client_work(message, state, data, params):
-        return work(message, state, data, params)
+    @functools.cache
+    def trace_work():
+        """Traces a client's round, and the aggregation of what clients release."""
+        work = build_client_work(algorithm, estimator, selector, is_weighted=is_weighted and user_sum is None)
 
-    released_type = client_work.type_signature.result["released"]
-    if user_sum is None or not algorithm.released:
-        aggregation = build_plain_aggregation(algorithm, released_type, params_type, is_weighted=is_weighted)
-    else:
-        aggregation = build_user_aggregation(algorithm, released_type, params_type, user_sum, is_weighted=is_weighted)
-    aggregates_type = aggregation.aggregates_type
+        @_tff.tensorflow_computation(broadcast_type, state_type, data_type, params_type)
+        def client_work(message, state, data, params):
+            return work(message, state, data, params)
 
-    @_tff.tensorflow_computation(server_type, aggregates_type)
-    def server_work(server, aggregates):
-        return plain(algorithm.server_update(server, aggregates))
-
-    @_tff.tensorflow_computation(aggregates_type)
-    def release_norms(aggregates):
-        # A function of released values, so publishing it costs no further budget.
-        return collections.OrderedDict(
-            (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(aggregates[name]))) for name in algorithm.released
+        released_type = client_work.type_signature.result["released"]
+        if user_sum is None or not algorithm.released:
+            return client_work, build_plain_aggregation(algorithm, released_type, params_type, is_weighted=is_weighted)
+        return client_work, build_user_aggregation(
+            algorithm, released_type, params_type, user_sum, is_weighted=is_weighted
         )
+
+    # The state of users' noised sums depends on what users release, the state of plain means and sums does not.
+    start_aggregation = build_plain_start() if is_plain_sum else trace_work()[1].initialize
 
     @_tff.federated_computation
     def initialize():
-        return at_server(algorithm=_tff.federated_eval(init_server, _tff.SERVER), aggregation=aggregation.initialize())
+        return at_server(algorithm=_tff.federated_eval(init_server, _tff.SERVER), aggregation=start_aggregation())
 
     server_state_type = initialize.type_signature.result
 
@@ -137,25 +177,47 @@ def compose(
     def init_client(server_state):
         return _tff.federated_map(new_client, server_state["algorithm"])
 
-    @_tff.federated_computation(
-        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
-    )
-    def next_round(server_state, client_states, client_data, client_params):
-        message = told(server_state)
-        result = _tff.federated_map(client_work, (message, client_states, client_data, client_params))
-        aggregation_state, aggregates = aggregation.next(server_state["aggregation"], result["released"], client_params)
-        new_server_state = at_server(
-            algorithm=_tff.federated_map(server_work, (server_state["algorithm"], aggregates)),
-            aggregation=aggregation_state,
-        )
-        return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
+    @functools.cache
+    def trace_round():
+        """Traces `next` and `next_of_nobody`."""
+        client_work, aggregation = trace_work()
+        aggregates_type = aggregation.aggregates_type
 
-    # TFF's worker cannot return clients' results if there are no clients; this computation returns none.
-    @_tff.federated_computation(
-        server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
-    )
-    def next_of_nobody(server_state, client_states, client_data, client_params):
-        return next_round(server_state, client_states, client_data, client_params)[0]
+        @_tff.tensorflow_computation(server_type, aggregates_type)
+        def server_work(server, aggregates):
+            return plain(algorithm.server_update(server, aggregates))
+
+        @_tff.tensorflow_computation(aggregates_type)
+        def release_norms(aggregates):
+            # A function of released values, so publishing it costs no further budget.
+            return collections.OrderedDict(
+                (f"{name}_norm", tf.linalg.global_norm(tf.nest.flatten(aggregates[name])))
+                for name in algorithm.released
+            )
+
+        @_tff.federated_computation(
+            server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+        )
+        def next_round(server_state, client_states, client_data, client_params):
+            message = told(server_state)
+            result = _tff.federated_map(client_work, (message, client_states, client_data, client_params))
+            aggregation_state, aggregates = aggregation.next(
+                server_state["aggregation"], result["released"], client_params
+            )
+            new_server_state = at_server(
+                algorithm=_tff.federated_map(server_work, (server_state["algorithm"], aggregates)),
+                aggregation=aggregation_state,
+            )
+            return new_server_state, result["state"], _tff.federated_map(release_norms, aggregates)
+
+        # TFF's worker cannot return clients' results if there are no clients; this computation returns none.
+        @_tff.federated_computation(
+            server_state_type, _tff.at_clients(state_type), _tff.at_clients(data_type), _tff.at_clients(params_type)
+        )
+        def next_of_nobody(server_state, client_states, client_data, client_params):
+            return next_round(server_state, client_states, client_data, client_params)[0]
+
+        return next_round, next_of_nobody
 
     adapt, ready_type = None, state_type
     if algorithm.adapt is not None:
@@ -184,8 +246,8 @@ def compose(
     return PersonalizedProcess(
         initialize=initialize,
         init_client=init_client,
-        next=next_round,
-        next_of_nobody=next_of_nobody,
+        next=cast(Any, Untraced(lambda: trace_round()[0])),
+        next_of_nobody=cast(Any, Untraced(lambda: trace_round()[1])),
         adapt=adapt,
         personalise=personalise,
         evaluate=build_evaluate(algorithm, model, server_state_type, broadcast, ready_type, data_type),

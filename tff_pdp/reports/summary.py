@@ -291,6 +291,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
 
 def _privacy(statement: Statement) -> dict[str, Any]:
     """Returns the part of the statement that the summary repeats."""
+    extended = statement.facts.extended if isinstance(statement.facts, SiloFacts) else ()
     return {
         "unit": statement.facts.unit,
         "adjacency": statement.adjacency,
@@ -299,6 +300,7 @@ def _privacy(statement: Statement) -> dict[str, Any]:
         "private": statement.private,
         "composed": to_builtins(statement.composed),
         "budget_exposure": statement.facts.budget_exposure,
+        **({"extended": to_builtins(extended)} if extended else {}),
         **objects_content(statement.facts),
     }
 

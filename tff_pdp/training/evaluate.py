@@ -43,11 +43,12 @@ from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.states import close_states, open_states
 from tff_pdp.training.counted import enter_finished
+from tff_pdp.training.going_on import earlier_rounds
 from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
-from tff_pdp.training.rounds import client_metrics, ready_states, warning_of
-from tff_pdp.training.run_folder import read_metrics
+from tff_pdp.training.rounds import calls_of_evaluation, client_metrics, ready_states, warning_of
+from tff_pdp.training.run_folder import other_settings, read_metrics
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -67,9 +68,9 @@ def load_trained(config: ExperimentConfig, name: str) -> Trained:
     charges = read_charges(folder)
     check_record(folder, state, charges)
     check_files(folder, state)
-    method = build_method(config, name)
+    method = build_method(config, name, earlier=earlier_rounds(config, name, folder))
     if not state.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: train again with --overwrite")
+        raise ConfigError(other_settings(config, name, folder, f"{state.round_number} rounds"))
     enter_finished(config, method, folder, charges)
     if state.client_states is None:
         store = open_states(folder / STORE)
@@ -94,7 +95,8 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
         for name in names or config.algorithms:
             trained[name] = load_trained(config, name)
             stack.callback(close_states, trained[name][1].client_states)
-        stack.enter_context(experiment_engine(config))
+        calls = max(calls_of_evaluation(state) for _, state in trained.values())
+        stack.enter_context(experiment_engine(config, calls=calls))
         for name, (method, state) in trained.items():
             test, train = method.examples("test"), method.examples("train")
             metrics[name] = client_metrics(method, state, test, train)

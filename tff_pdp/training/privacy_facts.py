@@ -19,6 +19,7 @@ from tff_pdp.privacy.accounting.ledger import compose_parts
 from tff_pdp.privacy.facts import (
     FIXED_SEED,
     GUARANTEES,
+    ExtendedFacts,
     MethodFacts,
     RunsOnRecord,
     SearchFacts,
@@ -31,7 +32,7 @@ from tff_pdp.privacy.facts import (
     UserSums,
 )
 from tff_pdp.privacy.plans.plan import BY_BUDGET
-from tff_pdp.privacy.plans.silo_example import GRADIENTS
+from tff_pdp.privacy.plans.silo_noise import GRADIENTS
 from tff_pdp.privacy.plans.user import USERS
 from tff_pdp.privacy.synthetic.silo_data import SYNTHETIC
 from tff_pdp.training.checkpoint import Checkpoint
@@ -108,7 +109,30 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         has_common_noise=getattr(config.privacy, "noise_multiplier", None) is not None,
         synthetic=_synthetic_facts(config, trained),
         taken_from_records=taken,
+        extended=_extended_facts(trained),
     )
+
+
+def _extended_facts(trained: Sequence[Trained]) -> tuple[ExtendedFacts, ...]:
+    """Returns the noise of methods whose training went on after its last round, before and after that round."""
+    found = []
+    for method, _ in trained:
+        plan: Any = method.plan
+        if plan.earlier is not None and plan.budgets:
+            silos = plan.mechanisms
+            before = {noise for one in silos for noise, _ in plan.noise_before(one)}
+            after = {mechanism.noise_multiplier for mechanism in silos.values()}
+            own = (tuple(sorted(noise)) for noise in (before, after))
+            found.append(
+                ExtendedFacts(
+                    method=method.algorithm.title,
+                    after_round=plan.earlier.rounds,
+                    rounds=plan.rounds,
+                    noise_before=next(own),
+                    noise_after=next(own),
+                )
+            )
+    return tuple(found)
 
 
 def _synthetic_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> SyntheticFacts | None:

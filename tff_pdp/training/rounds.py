@@ -76,10 +76,17 @@ def redrawn(method: Method, state: Checkpoint, attempt: Attempt) -> Checkpoint:
       ConfigError: later rounds depend on noise or a clip norm of earlier rounds, and cannot be drawn anew.
     """
     method.plan.check_redrawn(state.round_number)
-    run_key = dataclasses.replace(state.run_key, attempt=attempt.number)
+    run_key = dataclasses.replace(state.run_key, attempt=attempt.number, salt=attempt.salt)
     first = method.plan.start(method.process.initialize(), run_key.server_seeds())
     server_state = {**state.server_state, "aggregation": first["aggregation"]}
-    return dataclasses.replace(state, server_state=server_state, run_key=run_key, ledger=attempt.ledger)
+    return dataclasses.replace(
+        state,
+        server_state=server_state,
+        run_key=run_key,
+        ledger=attempt.ledger,
+        # A run that goes on after its end may have other settings.
+        config_hash=run_key.keyed(method.config_hash),
+    )
 
 
 def run_round(method: Method, state: Checkpoint, round_number: int, data: Examples | ClientValues) -> Checkpoint:
@@ -123,6 +130,13 @@ def warning_of(method: Method, state: Checkpoint) -> str:
     """Returns the method's warning about a training, from the state after a round; empty without a warning."""
     algorithm = method.at(state.round_number).algorithm
     return algorithm.warning(state.server_state["algorithm"]) if algorithm.warning else ""
+
+
+def calls_of_evaluation(state: Checkpoint) -> int:
+    """Returns the number of calls in which clients are evaluated: one for each part of `ready_states`."""
+    if not is_store(state.client_states):
+        return 1
+    return sum(1 for _ in places_in_parts(len(state.client_ids), _CLIENTS_AT_A_TIME))
 
 
 def ready_states(

@@ -3,17 +3,18 @@
 import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tff_pdp.digests import as_line, from_text, read_json, write_json
 from tff_pdp.errors import ConfigError, DataError
-from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig
+from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig, decisive_settings
 from tff_pdp.files import discard, naming, remove_attempts, sync, write_atomically
+from tff_pdp.settings import join_key
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
-from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files
+from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files
 
 CONFIG_FILE, METRICS_FILE = "config.json", "metrics.jsonl"
 # Every silo's selection in a search: hyper-parameters and their noisy score.
@@ -24,6 +25,8 @@ _RELEASES = f"../{RELEASES_FILE}"
 FILES_BESIDE = (CONFIG_FILE, METRICS_FILE, _RELEASES)
 # Folders that a run goes on from.
 _RESUMED = (CHECKPOINTS, SEARCH)
+# Settings that may change when a run goes on after its last round.
+EXTENDED = ("training.rounds", "privacy.budgets")
 # Settings that decide how sums are rounded.
 _DECISIVE = ("engine", "device", "client_parallelism", "clients_per_call", "xla")
 
@@ -54,6 +57,15 @@ def sweep(folder: Path) -> None:
     remove_attempts(folder)
     for part in _RESUMED:
         checkpoint_files.sweep(folder / part)
+
+
+def remove_far_states(folder: Path) -> None:
+    """Removes clients' states that workers keep at a URL."""
+    if (folder / STORE / "states.json").exists():
+        # Imports TensorFlow, which other runs need not wait for.
+        from tff_pdp.training.client_store.state_files import remove_far_files
+
+        remove_far_files(folder / STORE)
 
 
 def check_engine(config: ExperimentConfig, folder: Path, device: str) -> None:
@@ -104,6 +116,78 @@ def check_beside(folder: Path, *, is_replaced: bool) -> None:
         known = saved.surroundings.files if saved is not None and saved.surroundings is not None else {}
         if _RELEASES in known:
             known[_RELEASES].check(output / RELEASES_FILE)
+
+
+def settings_of_run(folder: Path) -> dict[str, Any]:
+    """Reads the resolved experiment of a run: that which it was started with, and what extensions have changed.
+
+    Raises:
+      DataError: the run's configuration file, or its record, is missing or damaged.
+    """
+    content, charges = read_started_with(folder), read_charges(folder)
+    for extension in charges.extensions if charges else ():
+        for key, value in extension.settings.items():
+            section, _, last = key.rpartition(".")
+            content[section] = {**content[section], last: value}
+    return content
+
+
+def other_settings(config: ExperimentConfig, name: str, folder: Path, done: str) -> str:
+    """Returns the error message for a run that was started with other settings, or other data, than `config` has.
+
+    The message names the first setting that differs, with both values, and says how to go on. `name` is the method,
+    and `done` has words for the part of the run that is paid for and that starting again would throw away.
+
+    Raises:
+      DataError: the run's configuration file is missing or damaged.
+    """
+    then, now = (_decisive(content, name) for content in (settings_of_run(folder), config.to_dict()))
+    differing = [key for key in sorted({*then, *now}) if then.get(key, _NOT_SET) != now.get(key, _NOT_SET)]
+    again = (
+        f"to start again, name another output (--set output=FOLDER); --overwrite throws {done} away, but not the cost, "
+        "which stays on record"
+    )
+    if not differing:
+        return (
+            f"{folder} was trained with the same settings, but with other data: {config.clients_folder}, or a file or "
+            f"module that the settings name, has changed since. Restore the data to go on; {again}"
+        )
+    key, more = differing[0], differing[1:]
+    others = f" ({', '.join(more)} differ{'s' if len(more) == 1 else ''}, too)" if more else ""
+    return (
+        f"{folder} was trained with other settings: {key} was {_shown(then, key)}, and is {_shown(now, key)} "
+        f"now{others}. Restore the old value to go on; {again}"
+    )
+
+
+# Stands for the value of a key that an experiment does not have.
+_NOT_SET = object()
+
+
+def _decisive(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns the settings that decide a run, by dotted key; empty if the experiment does not have the method."""
+    if name not in content.get("algorithms", {}):
+        return {}
+    try:
+        sections = decisive_settings(content, name)
+    except (KeyError, TypeError):
+        # An experiment of an earlier version has other keys.
+        return {}
+    sections["algorithms"], sections["tuning.search"] = sections.pop("algorithm"), sections.pop("search", {})
+    return dict(_leaves(sections, ""))
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested mappings, by dotted key."""
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, member in value.items():
+        yield from _leaves(member, join_key(key, name))
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return json.dumps(settings[key]) if key in settings else "not set"
 
 
 def read_started_with(folder: Path) -> dict[str, Any]:

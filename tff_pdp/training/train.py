@@ -25,7 +25,8 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.state_files import StateFiles, remove_far_files
 from tff_pdp.training.client_store.states import close_states, is_store, moved_to_files, open_states
 from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle, tell_registry
-from tff_pdp.training.record.charges import ChargesWriter, read_charges
+from tff_pdp.training.going_on import begin_extension, earlier_rounds, is_before_extension, plan_extension
+from tff_pdp.training.record.charges import ChargesWriter, Extension, read_charges
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     SEARCH,
@@ -43,6 +44,7 @@ from tff_pdp.training.run_folder import (
     check_engine,
     checkpoints_were_every,
     cut_metrics,
+    other_settings,
     start_folder,
     sweep,
 )
@@ -66,13 +68,14 @@ def train(
     Args:
       config: the experiment.
       name: name of the method in the experiment.
-      resume: whether to continue from the newest checkpoint, if there is one.
+      resume: whether to continue from the newest checkpoint, if there is one; a run that has ended goes on if the
+        experiment has more rounds (`training.going_on`).
       overwrite: whether to start again if a run exists; the old run's spending stays on record (`training.counted`).
       progress: whether to show a progress bar.
 
     Raises:
       ConfigError: a run exists and neither `resume` nor `overwrite` is given, or the existing run has other settings.
-      BudgetError: a round would overspend a silo's budget; the round is not run.
+      BudgetError: a round would overspend a silo's budget, and is not run; or nothing is left for further rounds.
       DataError, EngineError: a file is damaged, or the engine fails.
     """
     if config.tuning.search_for(name):
@@ -82,15 +85,18 @@ def train(
     folder = config.algorithm_folder(name)
     with only_writer(folder):
         check_beside(folder, is_replaced=overwrite)
-        method = build_method(config, name)
+        further = plan_extension(config, name, folder) if resume and not overwrite else None
+        earlier = earlier_rounds(config, name, folder) if resume and not overwrite else None
+        method = build_method(config, name, earlier=further.earlier if further else earlier)
+        method.trace()
         if overwrite:
             settle(config, folder)
             remove_far_files(folder / STORE)
             set_aside(folder.parent, folder)
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
-        with experiment_engine(config, choices) as engine, contextlib.ExitStack() as stack:
-            state, spending = _start_or_resume(config, method, folder, engine, resume, stack)
+        with experiment_engine(config, choices, config.training.rounds) as engine, contextlib.ExitStack() as stack:
+            state, spending = _start_or_resume(config, method, folder, engine, resume, further, stack)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
             first_data = method.first_phase.round_data("train") if method.first_phase else train_data
@@ -122,9 +128,18 @@ def train(
 
 
 def _start_or_resume(
-    config: ExperimentConfig, method: Method, folder: Path, engine: Engine, resume: bool, stack: contextlib.ExitStack
+    config: ExperimentConfig,
+    method: Method,
+    folder: Path,
+    engine: Engine,
+    resume: bool,
+    further: Extension | None,
+    stack: contextlib.ExitStack,
 ) -> tuple[Checkpoint, Spending]:
-    """Returns the state to continue from, and the spending from there; the stack closes the files of both."""
+    """Returns the state to continue from, and the spending from there; the stack closes the files of both.
+
+    `further` is the extension to begin, if the run has ended and the experiment has more rounds.
+    """
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     arithmetic, device = arithmetic_here(config, engine), engine.device
     if saved is None:
@@ -142,9 +157,13 @@ def _start_or_resume(
         save(folder, first)
         return first, Spending(writer, method.plan, first, arithmetic, Registry(config.privacy.registry))
     if not resume:
-        raise ConfigError(f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite")
-    if not saved.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was trained with other settings or other data: give --overwrite to start again")
+        raise ConfigError(
+            f"{folder} holds a run already (round {saved.round_number}): give --resume or --overwrite; --overwrite "
+            "throws these rounds away, but their cost stays on record"
+        )
+    is_extended = further is not None or is_before_extension(folder, method, saved)
+    if not is_extended and not saved.was_made_with(method.config_hash):
+        raise ConfigError(other_settings(config, method.algorithm.name, folder, f"{saved.round_number} rounds"))
     check_record(folder, saved, read_charges(folder))
     check_files(folder, saved)
     check_engine(config, folder, device)
@@ -153,6 +172,8 @@ def _start_or_resume(
     if saved.surroundings is None:
         take_over(writer, method, saved, arithmetic, checkpoints_were_every(folder))
     check_newest(config, folder, writer.begun)
+    if further is not None:
+        begin_extension(writer, method, saved, further)
     saved = in_newest_attempt(method, saved, writer, arithmetic)
     enter_run(config, method, folder, writer.begun, planned_ledger(method.plan, saved))
     tell_registry(config, writer.begun)

@@ -228,7 +228,10 @@ def _compare(path: Path, of_whom: str, stated: float | None, expected: float) ->
     """Checks a stated epsilon; None promises nothing, so that nothing is to be checked."""
     if stated is not None and not math.isclose(stated, expected, rel_tol=1e-6):
         what = f"adds up to {expected:.6g}" if math.isfinite(expected) else "has no bound"
-        raise DataError(f"{path} states epsilon {stated:.6g} {of_whom}, but the ledger {what}")
+        raise DataError(
+            f"{path} states epsilon {stated:.6g} {of_whom}, but the ledger {what}: if the run has gone on since, run "
+            "`tff-pdp evaluate` again"
+        )
 
 
 def _check_composed(
@@ -275,7 +278,7 @@ def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple
     place = recomputed.of(card.get("run"), str(card.get("algorithm")))
     if place is None:
         return Status.ABSENT, f"{files}; the exported run is not on record here, so the privacy report was not compared"
-    own = recomputed.own[place]
+    own = _of_exported_rounds(output, card) or recomputed.own[place]
     stated = _stated(output, card, report, list(own))
     for scope, epsilon in stated.items():
         known = list(own.values()) if scope is None else [own.get(scope, math.inf)]
@@ -286,6 +289,19 @@ def _export(output: Path, version: Path, recomputed: Recomputed | None) -> tuple
                     f"{'' if scope is None else f' of {scope}'}, but the ledger adds up to {expected:.6g}"
                 )
     return Status.OK, f"{files}; the privacy report states at least the epsilons of the ledger"
+
+
+@worked_out_anew()
+def _of_exported_rounds(output: Path, card: Mapping[str, Any]) -> Mapping[str, float]:
+    """Returns epsilons of an exported model whose run has gone on since, by scope; empty for all other models."""
+    charges = read_charges(output / str(card.get("algorithm")))
+    if charges is None or charges.run_id != card.get("run"):
+        return {}
+    for extension in charges.extensions:
+        ledger = extension.earlier.ledger
+        if extension.after_round == card.get("rounds") and ledger is not None and not charges.identity.non_private:
+            return {scope: ledger.epsilon(scope).best for scope in ledger.budgets}
+    return {}
 
 
 def _stated(

@@ -12,6 +12,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.before_training import FORMAT_VERSION, RELEASES_FILE, read_releases
 from tff_pdp.experiment.synthetic_data import DATA_FILE, KEY_FILE, check_data
 from tff_pdp.training.record.charges import run_id_of
+from tff_pdp.training.record.forgotten import FORGOTTEN, manifest_digest, read_removals
 from tff_pdp.training.record.releases import EARLIER, PERSONALIZE, Release, all_releases, is_unchained
 from tff_pdp.verification.epsilons import Recomputed, check_statements, over_budget, recompute
 from tff_pdp.verification.run_folder import Finding, Status, check_run, checked, config_of, is_run, journal_state
@@ -43,6 +44,8 @@ def verify(place: Path) -> Iterator[Finding]:
         recomputed = recompute(releases)
         yield from _check_epsilons(output, recomputed, only=place.name if is_run(place) else None)
     if not is_run(place):
+        if (output / FORGOTTEN).exists():
+            yield checked(output / FORGOTTEN, lambda: _removals(output))
         yield from _check_inputs(output, runs)
         yield from check_statements(output, recomputed)
         yield from _leftovers(output)
@@ -141,6 +144,21 @@ def _check_inputs(output: Path, runs: Sequence[Path]) -> Iterator[Finding]:
         yield checked(clients, lambda: _dataset(clients))
     else:
         yield Finding(clients, Status.ABSENT, "the client dataset is not here, so it was not checked")
+
+
+def _removals(output: Path) -> tuple[Status, str]:
+    """Checks the record of removed clients, and that the dataset is the one that the newest removal left."""
+    status, text = journal_state(output / FORGOTTEN)
+    removals = read_removals(output)
+    if stopped := sum(one.after is None for one in removals):
+        return Status.STOPPED, f"{text}; removals of clients that were stopped, to be completed by forget: {stopped}"
+    present = manifest_digest(output)
+    follows = (
+        "the present dataset follows from them"
+        if removals and removals[-1].after == present
+        else ("the dataset was prepared anew since" if present else "there is no dataset")
+    )
+    return status, f"{text}; clients removed: {len(removals)}; {follows}"
 
 
 def _releases_statistics(config: Mapping[str, Any]) -> bool:

@@ -171,3 +171,37 @@ def test_a_computation_without_graphs_has_a_name():
         return x
 
     assert len({fingerprint(lower(each)) for each in (same, double)}) == 2
+
+
+@pytest.mark.parametrize(
+    ("calls", "seconds", "is_tried"),
+    [(3, 0.0, False), (3, 1e3, True), (execution._FEW_CALLS + 1, 0.0, True), (None, 0.0, True)],
+)
+def test_stacks_are_not_tried_where_they_cannot_save_what_the_trial_costs(calls, seconds, is_tried, monkeypatch):
+    build, traced = execution.build_client_step, []
+
+    def noted(*arguments, stacked, compiled):
+        traced.append(stacked)
+        return build(*arguments, stacked=stacked, compiled=compiled)
+
+    # A call after the first.
+    monkeypatch.setattr(execution.LoadedProgram, "_seconds", lambda *_: seconds)
+    monkeypatch.setattr(execution, "build_client_step", noted)
+    choices = {}
+    with inprocess("auto", calls=calls, choices=choices) as engine, engine.install():
+        assert_same(list(at_clients(scale(2))(vectors(6))), [2 * x for x in vectors(6)])
+    assert (True in traced) == is_tried
+    assert traced.count(False) == 1
+    if not is_tried:
+        # On record as every choice.
+        assert list(choices.values()) == ["loop"]
+
+
+def test_the_rest_of_the_clients_counts(monkeypatch):
+    """A trial of 32 clients stands for all: one call on 320 takes ten times as long."""
+    monkeypatch.setattr(execution, "_TRIAL_CLIENTS", 2)
+    shares = []
+    monkeypatch.setattr(execution.LoadedProgram, "_seconds_of_few_calls", lambda *_, of_all: shares.append(of_all))
+    with inprocess("auto", calls=1) as engine, engine.install():
+        at_clients(scale(2))(vectors(20))
+    assert shares == [10.0]

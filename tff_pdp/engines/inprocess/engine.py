@@ -52,6 +52,7 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         choices: dict[str, Any] | None = None,
         cores: int | None = None,
         batched_convolutions: bool | None = None,
+        calls: int | None = None,
     ):
         """Builds the engine on a device; the engine is then ready for use.
 
@@ -70,10 +71,13 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
           batched_convolutions: whether stacked clients compute convolutions with kernels of their own by the batched
             form (`stacked_convolutions`) or in a loop; by default the batched form on a GPU, which launches fewer
             kernels, and the loop on a CPU, where the loop is two to four times as fast.
+          calls: largest number of calls of one computation, such as the number of rounds; None if unknown. For few
+            calls `auto` does not try a form whose preparation would cost more than the form could save.
 
         Raises:
           EngineError: the device is absent.
         """
+        self._calls = calls
         self._places = find_places(device)
         self._xla: Xla = xla
         self._batched_convolutions = batched_convolutions
@@ -182,7 +186,7 @@ class InProcessEngine(WithoutWorkers, _tff.SyncContext):
         return program.run(shared, own, mode, self._clients_per_call)
 
     def _compare(self, program: LoadedProgram, shared: Any, own: Any) -> dict[Mode, float]:
-        return program.compare(shared, own, self._clients_per_call, self._may_compile)
+        return program.compare(shared, own, self._clients_per_call, self._may_compile, self._calls)
 
     def compute_alike(self, computation: Any, other: Any) -> None:
         """Makes `computation` use the mode that `auto` chose for `other`; does nothing if `auto` has not chosen yet.

@@ -35,6 +35,8 @@ from tff_pdp.processes.stacked_convolutions import batched_convolutions
 _logger = logging.getLogger(__name__)
 # Number of clients in a timed trial: enough to compare both modes, and cheap compared with a large first round.
 _TRIAL_CLIENTS = 32
+# Up to this number of calls, the loop is timed before stacks are tried at all.
+_FEW_CALLS = 50
 _Result = TypeVar("_Result")
 
 
@@ -163,8 +165,13 @@ class LoadedProgram:
         own: Mapping[str, ClientValues],
         clients_per_call: int,
         may_compile: bool = False,
+        calls: int | None = None,
     ) -> dict[Mode, float]:
         """Times all modes on some of the clients, and discards the results.
+
+        `calls` is the largest number of calls that the comparison is for; None for an unknown number. If so few calls
+        take less time, one client after another, than the first of these has taken to prepare, stacks are not tried:
+        they take at least as long to prepare, so that trying them would cost more than they could save.
 
         Returns:
           Seconds by mode, without the modes that fail. If the computation cannot run on stacks, nothing is timed, and
@@ -176,6 +183,10 @@ class LoadedProgram:
         some = few(own)
         # Each run arranges the values in its own way.
         for_loop = {name: values.copy() for name, values in some.items()}
+        if calls is not None and calls <= _FEW_CALLS:
+            spent = self._seconds_of_few_calls(shared, for_loop, clients_per_call, calls, of_all=_shares(own, some))
+            if spent is not None:
+                return {"loop": spent}
         seconds: dict[Mode, float] = {}
         stacked: tuple[Mode, ...] = ("compiled", "vectorized") if may_compile else ("vectorized",)
         try:
@@ -201,6 +212,26 @@ class LoadedProgram:
             _logger.info("clients are computed one by one, because %s", str(error).splitlines()[0])
             return {"loop": 0.0}
         return {"loop": self._seconds(shared, for_loop, "loop", clients_per_call), **seconds}
+
+    def _seconds_of_few_calls(
+        self,
+        shared: Mapping[str, Leaves],
+        some: Mapping[str, ClientValues],
+        clients_per_call: int,
+        calls: int,
+        of_all: float,
+    ) -> float | None:
+        """Returns the seconds of a call of the loop if all calls together take less than to prepare the loop; or None.
+
+        `of_all` is the number of all clients, divided by the number of clients in `some`.
+        """
+        tf.test.experimental.sync_devices()
+        started = time.perf_counter()
+        self.run(shared, some, "loop", clients_per_call)
+        tf.test.experimental.sync_devices()
+        first = time.perf_counter() - started
+        again = self._seconds(shared, some, "loop", clients_per_call)
+        return again if calls * of_all * again < first - again else None
 
     def time(
         self, shared: Mapping[str, Leaves], own: Mapping[str, ClientValues], mode: Mode, clients_per_call: int
@@ -349,6 +380,11 @@ class LoadedProgram:
 def few(own: Mapping[str, ClientValues]) -> dict[str, ClientValues]:
     """Selects the clients of a timed trial."""
     return {name: values.select(range(min(_TRIAL_CLIENTS, len(values)))) for name, values in own.items()}
+
+
+def _shares(own: Mapping[str, ClientValues], some: Mapping[str, ClientValues]) -> float:
+    """Returns the number of all clients, divided by the number of clients in a trial."""
+    return max((len(values) / max(1, len(some[name])) for name, values in own.items()), default=1.0)
 
 
 def _flat_result(value: Any, result_type: Any) -> Iterator[Any]:

@@ -1,4 +1,7 @@
-"""Reads examples of clients that were not in training: an .npz file of one client, a client dataset, or raw data."""
+"""Reads examples of clients that were not in training, from an .npz file of one client, a client dataset or raw data.
+
+Raw data have the form of the experiment's own `data.input`, and are prepared with the experiment's own settings.
+"""
 
 import contextlib
 import dataclasses
@@ -18,6 +21,9 @@ from tff_pdp.errors import DataError
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.base import Model
+
+# In the experiment's folder: records that could not be used.
+DEAD_LETTERS = "new_clients.dead_letters"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,22 +62,29 @@ def prepared_examples(config: ExperimentConfig, path: Path) -> Iterator[Path]:
     """Yields a path for `read_new_clients`: the given path, or a client dataset made from raw data at this path.
 
     Raw data of the kind `data.kind` are prepared as the data of training were, with every client that has an example,
-    in a temporary folder. Clients that are left out are named on standard error.
+    in a temporary folder. Clients that are left out are named on standard error, and unusable records are kept in the
+    experiment's folder, under `DEAD_LETTERS`.
 
     Args:
       config: the experiment.
       path: an `.npz` file with the arrays x and y of one client, a client dataset, or raw data.
 
     Raises:
-      ConfigError, DataError: the raw data cannot be prepared, as in `tff_pdp.experiment.prepare.prepare_clients`.
+      ConfigError, DataError: there is nothing at the path, or the raw data cannot be prepared, as in `tff_pdp.experiment.prepare.prepare_clients`.
     """
-    if not path.exists() or _is_prepared(path):
+    if not path.exists():
+        raise DataError(
+            f"{path}: no such file or folder. Give an .npz file with x and y of one client, a client dataset, or raw "
+            f"data of the kind {config.data.kind}, as in data.input"
+        )
+    if _is_prepared(path):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="tff_pdp_examples_") as folder:
         data = config.data.of_more_clients(path.absolute(), Manifest.load(config.clients_folder))
         more = replace(config, output=folder, data=data)
-        for reason, names in prepare_clients(more).manifest.left_out.items():
+        summary = prepare_clients(more, dead_letters=Path(config.output) / DEAD_LETTERS)
+        for reason, names in summary.manifest.left_out.items():
             print(f"left out ({reason}): {', '.join(names)}", file=sys.stderr, flush=True)
         yield more.clients_folder
 
@@ -92,7 +105,7 @@ def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> New
 
     Args:
       path: `.npz` file of one client, with `x` `[n, *input_shape]` and `y` `[n]`; or folder of a client dataset, whose
-        validation and test examples become `held_out`.
+        validation and test examples become `held_out`. `prepared_examples` makes a client dataset of raw data.
       client_ids: ids of the clients to read; exactly one if `path` is a file; if empty, all clients of the dataset.
       model: model that the examples are for.
 
@@ -105,7 +118,8 @@ def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> New
     if path.is_dir():
         return _of_dataset(path, client_ids, model)
     if len(client_ids) != 1:
-        raise DataError(f"{path} holds one client's examples: name that client with exactly one --client-id")
+        named = f"{len(client_ids)} ids are given" if client_ids else "no id is given"
+        raise DataError(f"{path} has x and y of one client, and {named}: name the client with exactly one --client-id")
     nothing = ClientExamples(np.zeros((0, *model.input_shape), np.float32), np.zeros(0, model.label_dtype))
     return NewClients(tuple(client_ids), [_of_file(path, model)], [nothing])
 

@@ -1,6 +1,6 @@
-"""Reads the newest version of an experiment's export, and publishes the next version, with clients added.
+"""Reads the newest version of an experiment's export, and publishes the next version, with clients added or removed.
 
-The next version's privacy report and model card say that clients were added, and how.
+The next version's privacy report and model card say that clients were added or removed, and how.
 """
 
 import contextlib
@@ -9,10 +9,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from serving.export.expectations import expectations_of_version
 from serving.export.exporter import export_models
 from serving.export.model_checks import check_client_ids
-from serving.export.stored_models import read_models, with_clients
+from serving.export.stored_models import read_models, with_clients, without_clients
 from serving.export.versions import HeldBasePath, hold
 from serving.models import GLOBAL_ROW, HYPERNETWORK, PersonalModels
 from serving.saved_model import layout
@@ -140,6 +142,46 @@ def publish_with_clients(
             process=process,
             references=_references(exported.models, rows),
             further_expectations=[one for client_id, one in exported.answers.items() if client_id not in rows],
+        )
+
+
+def publish_without(config: ExperimentConfig, exported: ExportedModels, served_id: str, remains: str) -> Path:
+    """Publishes the next version without one client, whose requests the global model answers from then on.
+
+    Args:
+      config: the experiment.
+      exported: the newest version, as `adding_to_export` yields it.
+      served_id: id of the client in requests.
+      remains: sentence for the privacy report that states what remains of removed clients.
+
+    Raises:
+      ServingError: the new version failed its checks, or answers other clients differently from the previous version;
+        nothing was published.
+    """
+    models = without_clients(exported.models, {served_id})
+    before = {key: value for key, value in exported.privacy_report.items() if key != "paragraphs"}
+    silos = [silo for silo in before.get("silos", []) if silo["id"] != served_id]
+    report = {**before, **({"silos": silos} if "silos" in before else {}), "clients_removed": remains}
+    card = {
+        **exported.model_card,
+        "clients": len(models.client_ids),
+        "clients_removed": exported.model_card.get("clients_removed", 0) + 1,
+        "made_from_version": int(exported.version.name),
+    }
+    others = [one for client_id, one in exported.answers.items() if client_id != served_id]
+    asked = exported.answers[""]
+    removed_id = np.array([served_id] * len(asked.inputs["client_id"]), object)
+    as_unknown = dataclasses.replace(asked, inputs={**asked.inputs, "client_id": removed_id})
+    with FreshProcess() as process:
+        return export_models(
+            exported.held,
+            models,
+            model_name=config.export.model_name,
+            privacy_report=report,
+            model_card=card,
+            process=process,
+            references=_references(exported.models, {}),
+            further_expectations=[*others, as_unknown],
         )
 
 

@@ -29,6 +29,7 @@ from tff_pdp.privacy.facts import BudgetExposure, Claim, Generator
 from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import Scalings, Unscaled
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
+from tff_pdp.privacy.plans.extension import EarlierRounds, with_budgets
 from tff_pdp.privacy.plans.search import Search
 from tff_pdp.privacy.synthetic.silo_data import SyntheticData
 from tff_pdp.settings import Count, Name, Settings
@@ -119,6 +120,11 @@ class PlanSettings(Settings):
                 f"training.weighting {weighting!r} needs privacy.budgets, and privacy.kind {self.kind} has none"
             )
 
+    @property
+    def why_it_ends(self) -> str:
+        """The reason why a run cannot go on after its planned rounds, as a clause; empty if a run can."""
+        return f"privacy.kind {self.kind} calibrates its noise once, for a planned number of rounds"
+
     def check_rows(self, row_influence: RowInfluence | None) -> None:
         """Checks that the plan protects the people, or the examples, that a data set's rows are made from.
 
@@ -184,6 +190,7 @@ class PlannedTraining:
       synthetic_rounds: number of rounds, from the first, that train on synthetic data alone and release nothing new.
       row_influence: for rows of a contact graph, the protected unit and a bound on the number of rows that one unit
         changes; None for independent examples.
+      earlier: rounds that a run had made before further rounds were planned; None for a training from the start.
     """
 
     num_examples: Mapping[str, int]
@@ -202,11 +209,23 @@ class PlannedTraining:
     search: Search | None = None
     synthetic_rounds: int = 0
     row_influence: RowInfluence | None = None
+    earlier: EarlierRounds | None = None
+
+    @property
+    def free_rounds(self) -> int:
+        """Number of rounds, from the first, that read no client's own data, or that were made and paid for before."""
+        return max(self.synthetic_rounds, self.earlier.rounds if self.earlier else 0)
 
     @property
     def paid_rounds(self) -> int:
-        """Number of rounds that read clients' own data."""
-        return self.rounds - self.synthetic_rounds
+        """Number of rounds that read clients' own data, and that are yet to be made."""
+        return self.rounds - self.free_rounds
+
+    def released_before(self, scope: str) -> list[dp_accounting.DpEvent]:
+        """Lists a scope's releases outside of the rounds that are yet to be made."""
+        if self.earlier is not None:
+            return self.earlier.events(scope)
+        return [event for event, _ in self.fixed_events.get(scope, ())]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -231,6 +250,7 @@ class PrivacyPlan(abc.ABC):
       search: each silo's further runs to choose hyper-parameters; None without a search.
       row_influence: the protected unit of rows made of a contact graph, and S, the largest number of rows that change
         with one unit; None where examples are independent.
+      earlier: rounds that a run had made before the plan's further rounds; None for a training from the start.
     """
 
     # Whether clients are users, of whom some take part in a round; their states lie in a store, their data come by
@@ -249,6 +269,7 @@ class PrivacyPlan(abc.ABC):
     num_examples_are_noised: bool = False
     search: Search | None = None
     row_influence: RowInfluence | None = None
+    earlier: EarlierRounds | None = None
 
     @abc.abstractmethod
     def estimator(self, model: "Model") -> "GradientEstimator":
@@ -365,9 +386,12 @@ class PrivacyPlan(abc.ABC):
 
     def all_counts(self, scope: str) -> Counter[dp_accounting.DpEvent]:
         """Counts all of a scope's releases by event: planned releases, fixed events and the charge for drawn noise."""
-        counts = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
+        if self.earlier is not None:
+            counts = self.earlier.counts(scope)
+        else:
+            counts = Counter(hashable(event) for event, _ in self.fixed_events.get(scope, ()))
         if scope in self.drawn_noise:
-            counts[self.drawn_noise[scope]] = 1
+            counts[self.drawn_noise[scope]] += 1
         counts.update(self.planned_counts(scope))
         return counts
 
@@ -401,11 +425,20 @@ class PrivacyPlan(abc.ABC):
     def build_ledger(self) -> Ledger | None:
         """Builds a ledger with the plan's budgets and all releases before training; None without budgets.
 
+        If a run goes on after its end, the ledger has all releases of the earlier rounds, and the charge for the drawn
+        noise of the further rounds.
+
         Raises:
           BudgetError: the planned rounds would overspend a budget.
         """
         if not self.budgets:
             return None
+        if self.earlier is not None and self.earlier.ledger is not None:
+            ledger = with_budgets(self.earlier.ledger, self.budgets)
+            for scope, event in self.drawn_noise.items():
+                ledger.append(scope, event, 1, DRAWN_NOISE)
+            self.precheck_rest(ledger)
+            return ledger
         ledger = Ledger(self.unit, self.adjacency, self.budgets)
         self.precheck_rest(ledger)
         for scope in self.budgets:
@@ -420,6 +453,7 @@ class PrivacyPlan(abc.ABC):
         Raises:
           BudgetError: a scope would overspend.
         """
+        # The ledger of further rounds begins with their charge: `build_ledger`.
         charged = {entry.scope for entry in ledger.entries if isinstance(entry.event, GridNoiseDpEvent)}
         for scope, event in self.drawn_noise.items():
             if scope not in charged and scope in ledger.budgets:

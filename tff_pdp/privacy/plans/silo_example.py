@@ -28,8 +28,10 @@ from tff_pdp.privacy.mechanisms.exact_draws import ExactDraws
 from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
+from tff_pdp.privacy.plans.extension import CONDITION
 from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan
 from tff_pdp.privacy.plans.silo_noise import (
+    GRADIENTS,
     calibrated_silos,
     check_delta,
     noise_and_last_round_of,
@@ -50,7 +52,7 @@ ADAPTED_WITHOUT_NOISE = (
     "alone, are protected"
 )
 # Reasons in the ledger.
-GRADIENTS, SELECTION, SEARCH = "DP-SGD training", "private cluster selection", "private hyper-parameter search"
+SELECTION, SEARCH = "private cluster selection", "private hyper-parameter search"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,8 +70,8 @@ class SiloExamplePlan(PrivacyPlan):
       gradients_per_round: by client id, number of gradient computations on local data in one round, which is the number
         of local steps times the data passes of a step.
       last_rounds: by client id, the last round that the silo takes part in; a function of parameters only.
-      free_rounds: number of rounds, from the first, that cost nothing: they read released data alone, or nothing is
-        claimed of them.
+      free_rounds: number of rounds, from the first, that cost nothing: they read released data alone, nothing is
+        claimed of them, or their cost is in `earlier`.
       selection_rounds: number of rounds, from the first, in which a client selects a cluster.
       selection_epsilons: by client id, epsilon of each cluster selection, a float32; empty without privacy, where
         selections have no noise.
@@ -151,7 +153,14 @@ class SiloExamplePlan(PrivacyPlan):
     @property
     def steps(self) -> int:
         """The largest number of noisy gradients of a silo in a whole training."""
-        return max(self.gradients_per_round.values()) * (self.rounds - self.free_rounds)
+        further = max(self.gradients_per_round.values()) * (self.rounds - self.free_rounds)
+        if self.earlier is None:
+            return further
+        return further + max(sum(count for _, count in self.noise_before(one)) for one in self.mechanisms)
+
+    def noise_before(self, client_id: str) -> list[tuple[float, int]]:
+        """Lists noise multipliers of a silo's gradients in `earlier`, oldest first, each with a number of gradients."""
+        return [] if self.earlier is None else self.earlier.gradients(client_id, GRADIENTS)
 
     def public_parameters(self, hparams: Mapping[str, np.ndarray]) -> "SiloParameters":
         """Returns all silos' public parameters; refuses silos that leave before the last round."""
@@ -222,8 +231,8 @@ class SiloExamplePlan(PrivacyPlan):
             return Counter()
         paid = (rounds - self.free_rounds) * self.gradients_per_round[client_id]
         counts = Counter({self.gradient_event(client_id): paid})
-        if self.selection_rounds:
-            counts[self.selection_event(client_id)] = min(rounds, self.selection_rounds)
+        if (selections := min(rounds, self.selection_rounds) - self.free_rounds) > 0:
+            counts[self.selection_event(client_id)] = selections
         return counts
 
     def planned_counts(self, client_id: str) -> Counter[dp_accounting.DpEvent]:
@@ -300,6 +309,13 @@ class SiloExample(SiloSettings):
                 "with synthetic.adaptation non_private, synthetic data have the whole budget, so nothing is left for "
                 "noised num_examples or feature_scaling dp_moments: use public values"
             )
+
+    @property
+    def why_it_ends(self) -> str:
+        """The reason why a run cannot go on: a formula of noise, or a budget that is divided in advance."""
+        if self.noise_calibration == "paper_asymptotic":
+            return "privacy.noise_calibration paper_asymptotic sets the noise by a formula that knows no earlier rounds"
+        return "privacy.synthetic divides the budget in advance" if self.synthetic is not None else ""
 
     def fit_budget(self, epsilon: float | None, delta: float | None) -> SiloBudget:
         """Returns the budget for fitting each new silo; `epsilon` and `delta` must not be None."""
@@ -402,6 +418,7 @@ def plan_without_noise(
       claim_reason: reason why nothing is claimed.
       **fields: further fields of the plan, `budgets` among them.
     """
+    fields.setdefault("free_rounds", training.free_rounds)
     mechanisms = {}
     for client_id, size in training.num_examples.items():
         mechanisms[client_id] = silo_mechanism(math.inf, 0.0, silo_sampling_rate(settings.batch_size, size), size)
@@ -417,6 +434,7 @@ def plan_without_noise(
         last_rounds=dict.fromkeys(training.num_examples, training.rounds),
         generator=settings.generator,
         sampler=settings.sampler,
+        earlier=training.earlier,
         **fields,
     )
 
@@ -432,5 +450,6 @@ def _claim(settings: SiloExample, training: PlannedTraining) -> tuple[Claim, str
             "which silos take part is treated as public; all else that depends on a silo's training examples, their "
             "number included, is in its ledger"
         )
-    conditions = (condition, training.condition, condition_of_examples(settings.generator))
+    of_extension = CONDITION if training.earlier else ""
+    conditions = (condition, training.condition, of_extension, condition_of_examples(settings.generator))
     return "formal-conditional", "; ".join(filter(None, conditions))

@@ -9,6 +9,7 @@ import dp_accounting
 
 from tff_pdp.errors import BudgetError, ConfigError
 from tff_pdp.privacy.accounting.accountants import (
+    Adjacency,
     calibrate_noise_multiplier,
     next_float32,
     poisson_gaussian_event,
@@ -23,8 +24,11 @@ from tff_pdp.privacy.accounting.events import ExponentialMechanismDpEvent
 from tff_pdp.privacy.accounting.kept import side_by_side
 from tff_pdp.privacy.accounting.repeated_runs import calibrate_repeated_runs, most_runs
 from tff_pdp.privacy.mechanisms.parameters import SiloMechanism
+from tff_pdp.privacy.plans.extension import FurtherRounds, check_rest
 from tff_pdp.privacy.plans.plan import PlannedTraining, drawn_noise_event
 
+# Reason of gradients in the ledger.
+GRADIENTS = "DP-SGD training"
 CALIBRATIONS = {
     "tightest": calibrate_noise_multiplier,
     "paper_rdp": paper_noise_multiplier,
@@ -74,22 +78,26 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
     for client_id, budget in settings.budgets.calibrated_to(budgets).items():
         size = training.num_examples[client_id]
         check_delta(client_id, budget, size)
-        released_before = [event for event, _ in training.fixed_events.get(client_id, ())]
+        released_before = training.released_before(client_id)
         if values := _noise_values(training, client_id):
             drawn_noise[client_id] = drawn_noise_event(values)
             released_before.append(drawn_noise[client_id])
         silos.append(PlannedSilo(client_id, budget, silo_sampling_rate(settings.batch_size, size), released_before))
     calls = [functools.partial(noise_and_last_round, settings, training, silo) for silo in silos]
-    mechanisms, last_rounds = {}, {}
+    mechanisms, last_rounds, found = {}, {}, []
     for silo, (noise_multiplier, last_round) in zip(silos, side_by_side(calls), strict=True):
         last_rounds[silo.client_id] = last_round
+        found.append(noise_multiplier)
         mechanisms[silo.client_id] = silo_mechanism(
             settings.clip_norm, noise_multiplier, silo.sampling_rate, training.num_examples[silo.client_id]
         )
-    if not any(last > training.synthetic_rounds for last in last_rounds.values()):
+    if training.earlier is not None and settings.noise_multiplier is None:
+        further = [_further(training, silo, own) for silo, own in zip(silos, found, strict=True)]
+        check_rest(training.earlier, further, training.paid_rounds, Adjacency.ADD_OR_REMOVE_ONE)
+    if not any(last > training.free_rounds for last in last_rounds.values()):
         raise BudgetError(
-            f"No silo's budget pays for a single round with privacy.noise_multiplier {settings.noise_multiplier:g}: "
-            "use more noise, or larger budgets"
+            f"No silo's budget pays for a single {'further ' if training.earlier else ''}round with "
+            f"privacy.noise_multiplier {settings.noise_multiplier:g}: use more noise, or larger budgets"
         )
     return {
         "mechanisms": mechanisms,
@@ -98,10 +106,22 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         "gradients_per_round": dict(training.gradients_per_round),
         "rounds": training.rounds,
         "last_rounds": last_rounds,
-        "free_rounds": training.synthetic_rounds,
+        "free_rounds": training.free_rounds,
+        "earlier": training.earlier,
         "drawn_noise": drawn_noise,
         "generator": settings.generator,
     }
+
+
+def _further(training: PlannedTraining, silo: PlannedSilo, noise_multiplier: float) -> FurtherRounds:
+    """Describes the further rounds of a silo whose earlier rounds are over, for `check_rest`."""
+    assert training.earlier is not None
+    gradients = training.earlier.gradients(silo.client_id, GRADIENTS)
+    noise_so_far = gradients[-1][0] if gradients else math.inf
+    steps = training.paid_rounds * training.gradients_per_round[silo.client_id]
+    # Without noise nothing adds up.
+    event = poisson_gaussian_event(silo.sampling_rate, noise_so_far, steps) if 0 < noise_so_far < math.inf else None
+    return FurtherRounds(silo.client_id, silo.budget, noise_multiplier, noise_so_far, [event] if event else [])
 
 
 def _noise_values(training: PlannedTraining, client_id: str) -> int:
@@ -146,12 +166,15 @@ def noise_and_last_round_of(settings: Any, training: PlannedTraining, silo: Plan
         event = poisson_gaussian_event(sampling_rate, noise_multiplier, steps)
         first = (selections[0].event, selections[0].count) if selections else None
         paid = rounds_within_budget(budget, event, released_before, training.paid_rounds, first=first)
-        return noise_multiplier, training.synthetic_rounds + paid
+        return noise_multiplier, training.free_rounds + paid
     try:
         calibrated = CALIBRATIONS[settings.noise_calibration](
             budget.epsilon, budget.delta, sampling_rate, training.paid_rounds * steps, [*released_before, *selections]
         )
     except BudgetError as error:
+        if training.earlier is not None:
+            # `check_rest` says what is left, and what more rounds would cost.
+            return math.inf, training.rounds
         raise BudgetError(f"silo {client_id!r}: {error}") from None
     return next_float32(calibrated), training.rounds
 
@@ -161,7 +184,7 @@ def _selections(
 ) -> list[dp_accounting.SelfComposedDpEvent]:
     """Lists all private selections of a silo as one event, or none."""
     event = ExponentialMechanismDpEvent(settings.selection_epsilon(budget))
-    rounds = training.selection_rounds
+    rounds = max(0, training.selection_rounds - training.free_rounds)
     return [dp_accounting.SelfComposedDpEvent(event, rounds)] if rounds else []
 
 

@@ -53,6 +53,11 @@ class Unprotected(SiloSettings):
         """Whether clients are users."""
         return self.unit == "user"
 
+    @property
+    def why_it_ends(self) -> str:
+        """The reason why a run cannot go on: cohorts of users are planned once."""
+        return super().why_it_ends if self.are_users else ""
+
     def check(self, algorithm: "Algorithm", weighting: str) -> None:
         """Checks that a method and a weighting are for clients of the settings' unit."""
         (check_for_users if self.are_users else super().check)(algorithm, weighting)

@@ -7,6 +7,7 @@ reserved: rounds that may be run from now on, with the ledger after the last res
 chosen: modes in which the engine computes clients from now on; results of other modes are rounded differently.
 redrawn: rounds from `first_round` on are run again with new noise; all earlier charges still count.
 closed: the last round was run, with the ledger after that round.
+extended: a closed run goes on, with further rounds, the settings that changed, and the ledger before these rounds.
 sealed: the run's key and states are about to be destroyed, or are destroyed; no line follows.
 """
 
@@ -20,10 +21,13 @@ from typing import Any, Self
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.journal import GENESIS, Content, Journal, read
 from tff_pdp.privacy.accounting.ledger import Ledger
+from tff_pdp.privacy.plans.extension import EarlierRounds
 
 CHARGES_FILE = "charges.jsonl"
 FORMAT_VERSION = 1
-_KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "sealed")
+_KINDS = ("opened", "reserved", "chosen", "redrawn", "closed", "extended", "sealed")
+# Kinds of lines that begin an attempt.
+_BEGINNINGS = ("opened", "redrawn", "extended")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,32 @@ class RunIdentity:
 
 
 @dataclasses.dataclass(frozen=True)
+class Extension:
+    """Further rounds of a run that had ended, as stated in the line `extended`.
+
+    Attributes:
+      after_round: last round before the extension.
+      settings: values of the settings that may change with an extension, by dotted key.
+      config_hash: digest, by `RunKey.keyed`, of the settings that the run goes on with.
+      replaces: the digest of the settings before the extension.
+      salt: value of `RunKey.salt` for the further rounds.
+      ended_with: text of the ledger after the last round before the extension; None without privacy.
+    """
+
+    after_round: int
+    settings: Mapping[str, Any]
+    config_hash: str
+    replaces: str
+    salt: str
+    ended_with: str | None
+
+    @property
+    def earlier(self) -> EarlierRounds:
+        """The rounds before the extension, as a plan of the further rounds takes them."""
+        return EarlierRounds(self.after_round, self.ended_with, self.salt)
+
+
+@dataclasses.dataclass(frozen=True)
 class Attempt:
     """Consecutive rounds whose noise and batches are drawn from one key.
 
@@ -56,12 +86,14 @@ class Attempt:
       first_round: first round of the attempt.
       ledger: ledger before the first round; None without privacy.
       arithmetic: result of `arithmetic_of` for each reservation; keys are the last rounds of reservations.
+      salt: value of `RunKey.salt`.
     """
 
     number: int
     first_round: int
     ledger: Ledger | None
     arithmetic: Mapping[int, Mapping[str, Any]]
+    salt: str = ""
 
     def can_be_repeated(self, round_number: int, arithmetic: Mapping[str, Any]) -> bool:
         """Checks if the rounds after `round_number` that may have been run would have the same bits if repeated."""
@@ -82,6 +114,7 @@ class Charges:
       attempt: the newest attempt; a further attempt begins if rounds must be run with new noise.
       choices: mode in which the engine computes clients, by fingerprint of the computation; and its `device`, if timed.
       chains: chain hashes of all lines, in order.
+      extensions: extensions of the run, oldest first.
     """
 
     identity: RunIdentity
@@ -92,6 +125,12 @@ class Charges:
     attempt: Attempt
     choices: Mapping[str, str]
     chains: tuple[str, ...]
+    extensions: tuple[Extension, ...] = ()
+
+    @property
+    def earlier(self) -> EarlierRounds | None:
+        """The rounds before the newest extension; None for a run without extensions."""
+        return self.extensions[-1].earlier if self.extensions else None
 
     @property
     def spending(self) -> tuple[str, ...]:
@@ -200,6 +239,17 @@ class ChargesWriter:
         self._append("redrawn", ledger, first_round=first_round)
         return self.begun.attempt
 
+    def extend(self, ledger: Ledger | None, extension: Extension) -> Attempt:
+        """Begins a new attempt with further rounds of a closed run; `ledger` is the ledger before these rounds.
+
+        Raises:
+          DataError: the run has not ended.
+        """
+        if not self.begun.is_closed:
+            raise DataError(f"{self.path}: the run has not ended, and cannot be extended")
+        self._append("extended", ledger, first_round=extension.after_round + 1, **dataclasses.asdict(extension))
+        return self.begun.attempt
+
     def close_run(self, through_round: int, ledger: Ledger | None) -> None:
         """Closes the record after the last round, `through_round`, with the ledger after that round."""
         self._append("closed", ledger, through_round=through_round)
@@ -261,6 +311,7 @@ def _charges(path: Path, content: Content) -> Charges | None:
             attempt=_newest_attempt(content),
             choices={name: mode for line in content.lines for name, mode in line.get("choices", {}).items()},
             chains=tuple(content.chains),
+            extensions=tuple(_extension(line) for line in content.lines if line["kind"] == "extended"),
         )
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(f"{path} is no record of a run's charges ({type(error).__name__}: {error})") from error
@@ -268,7 +319,7 @@ def _charges(path: Path, content: Content) -> Charges | None:
 
 def _newest_attempt(content: Content) -> Attempt:
     """Reads the lines from the last one that begins an attempt."""
-    begins = [place for place, line in enumerate(content.lines) if line["kind"] in ("opened", "redrawn")]
+    begins = [place for place, line in enumerate(content.lines) if line["kind"] in _BEGINNINGS]
     first = content.lines[begins[-1]]
     return Attempt(
         number=len(begins) - 1,
@@ -279,7 +330,12 @@ def _newest_attempt(content: Content) -> Attempt:
             for line in content.lines[begins[-1] :]
             if line["kind"] == "reserved"
         },
+        salt=next((line["salt"] for line in reversed(content.lines) if line["kind"] == "extended"), ""),
     )
+
+
+def _extension(line: Mapping[str, Any]) -> Extension:
+    return Extension(**{field.name: line[field.name] for field in dataclasses.fields(Extension)})
 
 
 def counts_of(ledger: Ledger | None) -> Counter[Any]:

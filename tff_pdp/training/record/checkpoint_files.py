@@ -83,6 +83,7 @@ def sweep(folder: Path) -> None:
 def write_files(staging: Path, saved: Saved, run_key: RunKey, structure: Mapping[str, Any]) -> None:
     """Writes a checkpoint's files except the arrays into `staging`; arguments are attributes of `StoredCheckpoint`."""
     key = {"secret": run_key.secret.hex(), "is_test_only": run_key.is_test_only, "attempt": run_key.attempt}
+    key |= {"salt": run_key.salt} if run_key.salt else {}
     (staging / KEY_FILE).touch(mode=0o600)
     (staging / KEY_FILE).write_text(json.dumps(key))
     content = {
@@ -206,4 +207,4 @@ def _read_key(path: Path) -> RunKey:
         raise DataError(f"{path} is missing: restore it from a copy") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({type(error).__name__}): restore it from a copy") from None
-    return RunKey(secret, is_test_only, key.get("attempt", 0))
+    return RunKey(secret, is_test_only, key.get("attempt", 0), key.get("salt", ""))

@@ -42,6 +42,7 @@ from tff_pdp.training.run_folder import (
     SELECTED_FILE,
     check_beside,
     check_engine,
+    other_settings,
     read_selected,
     start_folder,
     sweep,
@@ -147,6 +148,7 @@ def tune(
     """
     check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
+    method.trace()
     search = method.plan.search
     if search is None:
         raise ConfigError(f"{name}: there is nothing to search; give tuning.search, or --algorithm and --values")
@@ -158,7 +160,7 @@ def tune(
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
         with experiment_engine(config, choices) as engine:
-            result = _finished(method, folder, resume)
+            result = _finished(config, method, folder, resume)
             if result is None:
                 started = _start_or_resume(config, method, folder, engine, resume)
                 choices.keep_by(functools.partial(_choose, config, folder))
@@ -227,11 +229,11 @@ def tune_text(summary: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _finished(method: Method, folder: Path, resume: bool) -> Checkpoint | None:
+def _finished(config: ExperimentConfig, method: Method, folder: Path, resume: bool) -> Checkpoint | None:
     """Returns the result of a search that has ended already; None if there is none."""
     saved = checkpoints.load_latest(folder / CHECKPOINTS)
     if saved is not None:
-        _check_resume(method, folder, resume, saved)
+        _check_resume(config, method, folder, resume, saved)
         check_record(folder, saved, read_charges(folder))
         check_files(folder, saved)
     return saved
@@ -244,7 +246,7 @@ def _start_or_resume(
     saved = search_states.load(folder / SEARCH, first)
     arithmetic, device = arithmetic_here(config, engine), engine.device
     if saved is not None:
-        _check_resume(method, folder, resume, saved.first)
+        _check_resume(config, method, folder, resume, saved.first)
         check_record(folder, saved.first, read_charges(folder))
         check_files(folder, saved.first)
         check_engine(config, folder, device)
@@ -300,11 +302,11 @@ def _check_repeated(
             )
 
 
-def _check_resume(method: Method, folder: Path, resume: bool, saved: Checkpoint) -> None:
+def _check_resume(config: ExperimentConfig, method: Method, folder: Path, resume: bool, saved: Checkpoint) -> None:
     if not resume:
         raise ConfigError(f"{folder} holds a run already: give --resume or --overwrite")
     if not saved.was_made_with(method.config_hash):
-        raise ConfigError(f"{folder} was made with other settings or other data: give --overwrite to start again")
+        raise ConfigError(other_settings(config, method.algorithm.name, folder, "the search"))
 
 
 def _search(
