@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +44,13 @@ class EngineOptions(Settings):
     client_parallelism: Annotated[str | None, Option("MODE")] = None
     clients_per_call: int | None = None
     workers: Annotated[str | None, Option("ray:N")] = None
+
+    @property
+    def words(self) -> list[str]:
+        """The given options, as words of a command."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        found = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
+        return [word for name, value in found.items() for word in (name, str(value))]
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -141,6 +149,23 @@ class Config(Command):
         return Outcome(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
+class ProgressOptions(Settings):
+    """Options of what is shown while rounds are computed.
+
+    Attributes:
+      quiet: show no progress on standard error; warnings are shown nevertheless.
+      log_file: add a readable line every ten seconds to this file.
+    """
+
+    quiet: bool = False
+    log_file: Path | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The given options, as words of a command."""
+        return ["--quiet"] * self.quiet + ([] if self.log_file is None else ["--log-file", str(self.log_file)])
+
+
 class _Resuming(OnExperiment):
     """Computes rounds.
 
@@ -150,8 +175,21 @@ class _Resuming(OnExperiment):
     """
 
     engine: EngineOptions
+    progress: ProgressOptions
     resume: bool = False
     overwrite: bool = False
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The options of the progress, as arguments of `train` and `tune`."""
+        return {"progress": not self.progress.quiet, "log_file": self.progress.log_file}
+
+    def going_on(self, command: str, further: Sequence[str] = ()) -> str:
+        """Returns the command that continues this one after it was stopped."""
+        words = ["tff-pdp", command, "--config", self.config, *further]
+        words += [word for one in self.set for word in ("--set", one)]
+        words += [*self.engine.words, *self.progress.words, "--resume"]
+        return shlex.join(words)
 
 
 class Train(_Resuming):
@@ -179,7 +217,13 @@ class Train(_Resuming):
                     f"--algorithm {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}"
                 )
         for name in names:
-            state = train(config, name, resume=self.resume, overwrite=self.overwrite)
+            try:
+                state = train(config, name, resume=self.resume, overwrite=self.overwrite, **self.shown)
+            except KeyboardInterrupt as stop:
+                if not str(stop):
+                    raise
+                words = [word for one in self.algorithm for word in ("--algorithm", one)]
+                raise KeyboardInterrupt(f"{stop}; to go on: {self.going_on('train', words)}") from None
             done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
         return Outcome(
             "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()), done
@@ -217,7 +261,7 @@ class Tune(_Resuming):
         config = self.experiment(self._search())
         if config.tuning.search is None:
             raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
-        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite)
+        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite, **self.shown)
         summary = tune_summary(config, tuned)
         return Outcome(tune_text(summary), summary)
 

@@ -8,6 +8,8 @@ spending: writes the cost of rounds to a run's record before the rounds are run
 run_folder: configuration, validation metrics and selected hyper-parameters, in files beside the checkpoints
 counted: enters runs into the registry; composes the cost of all runs on the same records
 traffic: bytes that real clients would send and receive
+tracking: reports of rounds, for `metrics.jsonl` and for trackers
+progress: a bar on a terminal, or lines in a log
 train: the training loop
 privacy_facts: facts for the privacy statement, from plans and ledgers
 evaluate: test metrics, report and summary

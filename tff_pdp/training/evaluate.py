@@ -47,7 +47,7 @@ from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import client_metrics, ready_states, warning_of
-from tff_pdp.training.run_folder import read_metrics
+from tff_pdp.training.run_folder import read_metrics, validation_means
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -209,7 +209,7 @@ def _algorithm_result(
         spread=spread(personal),
         shared_mean=mean_over_silos(shared) if shared else None,
         # A searched method has no history: exact metrics are not released on the way.
-        history=tuple((row["round"], float(row["mean"])) for row in history),
+        history=tuple(validation_means(history)),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
     )
