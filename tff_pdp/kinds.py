@@ -95,7 +95,7 @@ def _first_sentence(path: str) -> str:
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
-            return re.split(r"(?<=\.)\s", " ".join(paragraph.split()))[0]
+            return re.split(r"(?<=\.)\s(?=[A-Z])", " ".join(paragraph.split()))[0]
     return ""
 
 

@@ -63,8 +63,8 @@ class Compare(Reporting):
     """Compare the results of runs in a table and, with --plot, in a page with learning curves.
 
     A run is the output folder of an experiment that `tff-pdp evaluate` has tested, or the folder of one method in it.
-    Results are those of `summary.json`; they are not private. The epsilon of a row is that of one method: whoever sees
-    several runs on the same records sees more, and `tff-pdp verify` computes the epsilon of runs in one folder together.
+    Results are those of `summary.json`; they are not private. The epsilon of a row is that of one method. Whoever sees
+    several runs on the same records sees more: `tff-pdp verify` computes the epsilon of all runs in one folder.
 
     Attributes:
       runs: output folders of experiments, or folders of methods in them.

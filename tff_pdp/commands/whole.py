@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class Run(OnExperiment):
     """Prepare, train, evaluate, report and export in one command.
 
-    What is finished is not done again, and a stopped training goes on from its newest checkpoint: the same command
-    continues after an interruption. A method that `tuning.search` names is searched, as `tff-pdp tune` does. If settings
-    have changed since, the command refuses to go on and says which command replaces the old results.
+    Finished steps are not repeated, and a stopped training goes on from its newest checkpoint: the same command
+    continues after an interruption. A method that `tuning.search` names is searched, as `tff-pdp tune` does. If
+    settings have changed since, the command refuses to go on and says which command replaces the old results.
     """
 
     engine: EngineOptions
@@ -50,11 +50,11 @@ class Run(OnExperiment):
 
         folder = config.algorithm_folder(name)
         charges = read_charges(folder)
-        if charges is not None and charges.is_closed:
-            # Evaluation checks that the run has the settings of this experiment.
-            if checkpoint_files.newest_round(folder / CHECKPOINTS) == config.training.rounds:
-                print(f"{name}: finished already, in {folder}", file=sys.stderr)
-                return False
+        reached = checkpoint_files.newest_round(folder / CHECKPOINTS)
+        # Evaluation checks that the run has the settings of this experiment.
+        if charges is not None and charges.is_closed and reached == config.training.rounds:
+            print(f"{name}: finished already, in {folder}", file=sys.stderr)
+            return False
         shown: dict[str, Any] = {"progress": not self.progress.quiet, "log_file": self.progress.log_file}
         with loading():
             from tff_pdp.training.search.tune import tune

@@ -79,7 +79,7 @@ _ALGORITHM_LINES = {
     "ifca": "Clients choose one of several shared models in every round, privately.",
     "ifca_fed_avg": "Clusters of clients are formed in the first rounds; then FedAvg in each cluster.",
     "ifca_local": "Clusters of clients are formed in the first rounds; then every client goes on alone.",
-    "ifca_finetune": "Clusters of clients are formed in the first rounds; then FedAvg in clusters, then every client alone.",
+    "ifca_finetune": "Clusters of clients are formed in the first rounds; then FedAvg in clusters, then all go alone.",
     "ifca_mr_mtl": "Clusters of clients are formed in the first rounds; then MR-MTL in each cluster.",
     "dp_fed_avg_ft": "For users: one shared model, whose head each user tunes before use.",
     "pmtl_ft": "For users: as dp_fed_avg_ft, with heads that stay near the shared head.",

@@ -52,7 +52,7 @@ class Progress:
         self._log: TextIO | None = None
         if log_file is not None:
             with naming(log_file):
-                self._log = open(log_file, "a", encoding="utf-8", buffering=1)
+                self._log = open(log_file, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 - closed at exit
             self._outputs.append(self._log)
         # From the end of the first round on.
         self._timed_from = self._last_line = time.monotonic()

@@ -39,7 +39,8 @@ svg {{ width: 100%; height: auto; }}
 {table}
 </table>
 {figure}
-<p>Test and validation figures are not private: they were computed without noise. An epsilon is that of one run alone.</p>
+<p>Test and validation figures are not private: they were computed without noise.
+An epsilon is that of one run alone.</p>
 </body>
 </html>
 """

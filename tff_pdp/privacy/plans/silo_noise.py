@@ -100,6 +100,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         "last_rounds": last_rounds,
         "free_rounds": training.synthetic_rounds,
         "drawn_noise": drawn_noise,
+        "num_parameters": training.num_parameters,
         "generator": settings.generator,
     }
 

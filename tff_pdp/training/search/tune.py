@@ -26,6 +26,7 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import search_event
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.plans.search import Search
+from tff_pdp.reports.advice import advice_on_search
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
@@ -206,6 +207,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
         "claim_reason": tuned.claim_reason,
         "epsilon": {key: {"minimum": min(one), "maximum": max(one)} for key, one in costs.items() if one},
         "selected": tuned.selected,
+        "advice": advice_on_search(tuned.selected, config.tuning.search.values) if config.tuning.search else [],
     }
     return json_safe(summary)
 
@@ -231,6 +233,7 @@ def tune_text(summary: Mapping[str, Any]) -> str:
     ]
     if not summary["epsilon"]:
         lines.append(f"claim: none, and no epsilon: {summary['claim_reason']}")
+    lines += [f"advice: {advice}" for advice in summary["advice"]]
     return "\n".join(lines)
 
 
