@@ -311,6 +311,7 @@ class Export(OnExperiment):
         """Exports the experiment's chosen method."""
         with loading():
             from serving.production.exports import docker_command, write_models_config
+            from tff_pdp.personal_models.example_request import write_example_request
             from tff_pdp.personal_models.export import export_experiment
 
         config = self.experiment()
@@ -337,9 +338,11 @@ class Export(OnExperiment):
             f"size: {exported.size.text()}",
             f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
             f"{serve}: tff-pdp serve --model-base-path {base_path}",
-            f"in production: {production}",
         ]
-        return Outcome("\n".join(lines), content)
+        if example := write_example_request(config):
+            lines.append(f"ask for client {example.client_id!r}, with an example of zeros: {example.command}")
+            content["example_request"] = example.command
+        return Outcome("\n".join([*lines, f"in production: {production}"]), content)
 
 
 class Personalize(OnExperiment):
@@ -391,13 +394,14 @@ class Predict(OnExperiment):
     def run(self) -> Outcome:
         """Sends some test examples to a server and shows what comes back."""
         from tff_pdp.data.client_dataset import ClientDataset
+        from tff_pdp.personal_models.example_request import exported_id, served_name
 
         config = self.experiment()
-        client_id = _exported_id(config, self.client_id)
+        client_id = exported_id(config, self.client_id)
         clients = ClientDataset.open(config.clients_folder)
         examples = clients.load(self.examples_of or self.client_id, "test")
         x, y = examples.x[: self.num_examples], examples.y[: self.num_examples]
-        prediction = self._client().predict(_served_name(config, client_id), [client_id] * len(x), x)
+        prediction = self._client().predict(served_name(config, client_id), [client_id] * len(x), x)
         answers = zip(y, prediction.answers, prediction.personalized, strict=True)
         rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
         text = "\n".join(
@@ -504,20 +508,6 @@ def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, A
     from tff_pdp.experiment.config import load_experiment
 
     return load_experiment(path, {**assigned_values("--set", assignments), **further})
-
-
-def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
-    from serving.client_ids import ClientIdHash
-
-    return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)
-
-
-def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
-    """Returns the name of the model that answers for a client: the common model, or the client's own model."""
-    base_path = config.export_folder
-    own = base_path.with_name(f"{base_path.name}.{exported_id}")
-    is_divided = config.export.layout == "per_client" or (own.is_dir() and not base_path.is_dir())
-    return own.name if is_divided else base_path.name
 
 
 def _answer(label: Any, answer: Any) -> dict[str, Any]:
