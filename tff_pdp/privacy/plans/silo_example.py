@@ -155,8 +155,7 @@ class SiloExamplePlan(PrivacyPlan):
     def noise_to_signal(self, client_id: str) -> float:
         """Computes the expected norm of the noise on a step's mean gradient, in clip norms: z sqrt(d) / qn."""
         own = self.mechanisms[client_id]
-        expected_batch = own.sampling_rate * self.num_examples[client_id]
-        return own.noise_multiplier * math.sqrt(self.num_parameters) / expected_batch
+        return own.noise_multiplier * math.sqrt(self.num_parameters) / own.expected_batch_size
 
     @property
     def warning(self) -> str:
@@ -174,7 +173,7 @@ class SiloExamplePlan(PrivacyPlan):
             f"In {len(loud)} of {len(ratios)} silos the noise on a step's mean gradient is more than "
             f"{MOST_NOISE_TO_SIGNAL:g} times as long as the longest mean there can be; most in {worst!r}, "
             f"{ratios[worst]:.3g} times (z sqrt(d) / qn, with z = {own.noise_multiplier:.3g}, "
-            f"d = {self.num_parameters:,} weights, qn = {own.sampling_rate * self.num_examples[worst]:.3g} examples): "
+            f"d = {self.num_parameters:,} weights, qn = {own.expected_batch_size:.3g} examples): "
             "little will be learnt from a step. With the same budgets, a quarter of the rounds needs about half of the "
             "noise, and a larger privacy.batch_size, a smaller model or a larger epsilon lowers the ratio, too."
         )
