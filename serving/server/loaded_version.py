@@ -75,7 +75,6 @@ class Batcher:
     options: BatchingOptions
     submit: Callable[..., object]
     on_batch: OnBatch
-    has_hashed_ids: bool = False
 
     def __post_init__(self):
         # By kind, so that a batch is taken from the front of one queue; a queue with requests left goes to the end.
@@ -255,6 +254,7 @@ class LoadedVersion:
     executor: Executor
     batching: BatchingOptions | None
     on_batch: OnBatch
+    has_hashed_ids: bool = False
 
     def __post_init__(self):
         self._batchers: dict[str, Batcher] = {}

@@ -1,5 +1,6 @@
 """Writes runs to an MLflow tracking store: by default to files in the experiment's folder, without a server."""
 
+import importlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,11 +31,8 @@ class Mlflow:
 
     def began(self, run: RunFacts) -> None:
         """Begins an MLflow run with the settings as parameters, or continues the MLflow run of a resumed run."""
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
-
         uri = self._tracking_uri or (run.folder.parent / "mlflow").resolve().as_uri()
-        self._client = client = MlflowClient(tracking_uri=uri)
+        self._client = client = _imported("mlflow").MlflowClient(tracking_uri=uri)
         name = self._experiment or run.title
         found = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if found is None else found.experiment_id
@@ -44,14 +42,13 @@ class Mlflow:
             client.update_run(self._run, status="RUNNING")
             return
         self._run = client.create_run(experiment, tags={_TAG: run.run_id}, run_name=run.method).info.run_id
-        client.log_batch(self._run, params=[Param(key, value) for key, value in _parameters(run.settings)])
+        new_param = _imported("mlflow.entities").Param
+        client.log_batch(self._run, params=[new_param(key, value) for key, value in _parameters(run.settings)])
 
     def round_done(self, report: RoundReport) -> None:
         """Writes the round's scalars."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        metrics = [Metric(name, value, now, report.round_number) for name, value in report.scalars().items()]
+        new_metric, now = _imported("mlflow.entities").Metric, int(time.time() * 1000)
+        metrics = [new_metric(name, value, now, report.round_number) for name, value in report.scalars().items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def ended(self, run: RunFacts) -> None:
@@ -72,6 +69,11 @@ def build_mlflow(*, tracking_uri: str = "", experiment: str = "") -> Mlflow:
     """
     require_package("mlflow", "mlflow", _INSTALL)
     return Mlflow(tracking_uri, experiment)
+
+
+def _imported(module: str) -> Any:
+    """Imports a module of a package that need not be installed."""
+    return importlib.import_module(module)
 
 
 def _parameters(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

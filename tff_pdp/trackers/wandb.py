@@ -1,5 +1,6 @@
 """Sends runs to Weights & Biases, a service outside of this computer."""
 
+import importlib
 from typing import Any, Literal
 
 from tff_pdp.settings import Name
@@ -16,8 +17,8 @@ class Wandb:
 
     def began(self, run: RunFacts) -> None:
         """Begins a run at the service, or continues the run that has the same id."""
-        import wandb
-
+        # The package need not be installed.
+        wandb: Any = importlib.import_module("wandb")
         self._run = wandb.init(
             project=self._project,
             entity=self._entity or None,

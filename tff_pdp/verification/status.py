@@ -124,7 +124,6 @@ def status_of(folder: Path) -> RunStatus:
     reason = _no_epsilon(charges, ledger)
     state = _state(writer, charges, is_begun=bool(kept or charges))
     is_running = state is State.RUNNING
-    has_time = is_running and seconds is not None and rounds is not None
     return RunStatus(
         folder=folder,
         state=state,
@@ -135,7 +134,9 @@ def status_of(folder: Path) -> RunStatus:
         rounds_kept=kept,
         rounds_charged=charges.through_round if charges is not None else kept,
         seconds_per_round=seconds,
-        seconds_left=seconds * max(0, rounds - reached) if has_time else None,
+        seconds_left=None
+        if seconds is None or rounds is None or not is_running
+        else seconds * max(0, rounds - reached),
         no_epsilon=reason,
         spent=[] if reason or ledger is None else _spending(ledger),
         metrics=rows[-1] if rows else None,
@@ -243,6 +244,10 @@ def _seconds_per_round(folder: Path, rows: Sequence[Mapping[str, Any]], writer: 
             return (times[1] - times[0]) / (numbers[1] - numbers[0])
     seconds = [float(row["seconds"]) for row in rows[-_NEWEST_ROWS:] if "seconds" in row]
     return statistics.median(seconds) if seconds else None
+
+
+def _seconds_left(seconds: float | None, reached: int, rounds: int | None) -> float | None:
+    return None if seconds is None or rounds is None else seconds * max(0, rounds - reached)
 
 
 def _again(read: Callable[[], T]) -> T:
