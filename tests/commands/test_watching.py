@@ -107,9 +107,8 @@ def test_finished_and_sealed_runs_and_runs_without_privacy(capsys, tmp_path):
     with ChargesWriter(tmp_path / "sealed") as writer:
         writer.seal_run()
     make_run(tmp_path / "seeded", non_private="the noise follows from training.test_only_seed")
-    finished, sealed, seeded = sorted(status(capsys, tmp_path), key=lambda one: one["folder"])[:1] + [
-        one for one in status(capsys, tmp_path) if "finished" not in one["folder"]
-    ]
+    by_name = {one["folder"].rpartition("/")[2]: one for one in status(capsys, tmp_path)}
+    finished, sealed, seeded = (by_name[name] for name in ("finished", "sealed", "seeded"))
     assert [one["state"] for one in (finished, sealed, seeded)] == ["finished", "sealed", "finished"]
     assert_spending_is_the_ledgers(sealed, tmp_path / "sealed")
     assert (seeded["spent"], seeded["no_epsilon"]) == ([], "the noise follows from training.test_only_seed")

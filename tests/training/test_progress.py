@@ -5,6 +5,7 @@ import re
 import sys
 
 import pytest
+import tqdm.std
 
 from tests.training.stopping import stop_before
 from tff_pdp.trackers.base import RoundReport
@@ -79,7 +80,8 @@ class Terminal(io.StringIO):
 
 def test_the_rate_of_a_bar_begins_after_the_first_round(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(progress.time, "time", lambda: now[0])
+    for module in (progress.time, tqdm.std):
+        monkeypatch.setattr(module, "time", lambda: now[0])
     monkeypatch.setattr(sys, "stderr", Terminal())
     with Progress("mr_mtl", 2, 100) as shown:
         now[0] += 50
