@@ -1,4 +1,4 @@
-"""What trackers write, and what they are told."""
+"""Trackers: the values that they write, and the facts that they are told."""
 
 import importlib.util
 import sys

@@ -1,14 +1,17 @@
-"""What a training says of its rounds: to metrics.jsonl, and to trackers."""
+"""The reports of a training's rounds: to metrics.jsonl, and to trackers."""
 
+import dataclasses
 import sys
 import types
 
 import pytest
 
 from tff_pdp.errors import ConfigError
-from tff_pdp.training.rounds import evaluate_clients
+from tff_pdp.experiment.build import build_method, experiment_engine
+from tff_pdp.privacy.accounting.budgets import SiloBudget
+from tff_pdp.training.rounds import evaluate_clients, first_state
 from tff_pdp.training.run_folder import read_metrics, validation_means
-from tff_pdp.training.tracking import build_trackers
+from tff_pdp.training.tracking import RoundReports, build_trackers
 from tff_pdp.training.train import train
 
 PRIVATE = {"training__test_only_seed": None}
@@ -60,9 +63,36 @@ def test_rows_have_epsilon_and_what_is_not_private_apart(experiment, monkeypatch
     assert all(set(row) == public | traffic | {"nonprivate"} for row in rows)
 
 
-def test_figures_over_clients_are_those_of_an_evaluation(experiment):
-    from tff_pdp.experiment.build import build_method, experiment_engine
+def test_in_a_long_training_a_bound_holds_for_a_stage_and_covers_every_round(experiment):
+    config = experiment(**PRIVATE)
+    method = build_method(config, "mr_mtl")
+    with experiment_engine(config):
+        state = first_state(method, None)
+    # As for 150 rounds, of which stages have three: rounds 1 to 3, and so on.
+    plan = dataclasses.replace(method.plan, rounds=150, last_rounds=dict.fromkeys(method.plan.last_rounds, 150))
+    plan = dataclasses.replace(plan, budgets={silo: SiloBudget(1000.0, 1e-5) for silo in plan.budgets})
+    ledger, reports = plan.build_ledger(), RoundReports(dataclasses.replace(method, plan=plan))
+    found = []
+    for number in range(1, 8):
+        plan.charge_round(ledger, number)
+        own = dataclasses.replace(state, round_number=number, ledger=ledger)
+        found.append(reports.report(own, 0.5, {}, None).epsilon_at_most)
+        assert found[-1] >= max(ledger.epsilon(silo).best for silo in plan.budgets)
+    assert found[0] == found[1] == found[2] < found[3] == found[4] == found[5] < found[6]
+    # A resumed run has the same rows.
+    again = RoundReports(dataclasses.replace(method, plan=plan))
+    assert again.report(dataclasses.replace(own, round_number=7), 0.5, {}, None).epsilon_at_most == found[6]
+    assert found[2] == max(ledger_through(plan, 3).epsilon_at_most(silo) for silo in plan.budgets)
 
+
+def ledger_through(plan, round_number):
+    ledger = plan.build_ledger()
+    for number in range(1, round_number + 1):
+        plan.charge_round(ledger, number)
+    return ledger
+
+
+def test_figures_over_clients_are_those_of_an_evaluation(experiment):
     config = experiment()
     state = train(config, "mr_mtl", progress=False)
     method = build_method(config, "mr_mtl")

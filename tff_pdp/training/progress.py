@@ -24,8 +24,8 @@ _SECONDS_BETWEEN_LINES = 10.0
 class Progress:
     """Shows the rounds of one method; a context manager around the rounds.
 
-    On a terminal and in a notebook there is a bar on standard error. Where standard error is a file or a pipe, a line
-    is written every ten seconds instead. A log file gets the same lines.
+    On a terminal and in a notebook there is a bar on standard error. If standard error is a file or a pipe, a line is
+    written every ten seconds instead. A log file gets the same lines.
 
     Attributes:
       reached: number of rounds that are done.

@@ -1,5 +1,6 @@
 """Reports each validated round of a training: to `metrics.jsonl`, and to the trackers of `training.trackers`."""
 
+import copy
 import dataclasses
 import math
 import sys
@@ -21,6 +22,9 @@ from tff_pdp.settings import read_settings
 from tff_pdp.trackers.base import NONPRIVATE, RoundReport, RunFacts, Tracker
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.run_folder import append_metrics
+
+# Parts of a training for whose ends the bound on epsilon is computed.
+_STAGES = 50
 
 
 def build_trackers(config: ExperimentConfig) -> list[Tracker]:
@@ -95,35 +99,65 @@ class Tracking:
                 )
 
 
-def report_of(
-    method: Method,
-    state: Checkpoint,
-    seconds: float,
-    traffic: Mapping[str, int],
-    personal: Mapping[str, np.ndarray] | None,
-) -> RoundReport:
-    """Makes the report of the last round of `state`.
+class RoundReports:
+    """Makes the reports of a method's rounds.
 
-    Args:
-      method: the method.
-      state: state after the round.
-      seconds: wall-clock seconds of the round.
-      traffic: bytes that real clients would send and receive, by name.
-      personal: exact metrics of clients' personal models on validation examples, `[clients]` each, by name; None if
-        figures that are not private are switched off.
+    The bound on epsilon takes about a millisecond for each silo. In a long training, the bound is therefore computed
+    for the end of each fiftieth of the planned rounds, and holds for all rounds until then.
     """
-    metric = method.model.metric
-    epsilon, delta = _spent(method, state)
-    return RoundReport(
-        round_number=state.round_number,
-        seconds=seconds,
-        epsilon_at_most=epsilon,
-        delta=delta,
-        traffic=traffic,
-        metric=metric.name,
-        higher_is_better=metric.higher_is_better,
-        nonprivate=None if personal is None else _figures(personal, metric, _silos(method)),
-    )
+
+    def __init__(self, method: Method):
+        """Stores the method."""
+        self._method = method
+        self._through, self._spent = 0, (None, 0.0)
+
+    def report(
+        self, state: Checkpoint, seconds: float, traffic: Mapping[str, int], personal: Mapping[str, np.ndarray] | None
+    ) -> RoundReport:
+        """Makes the report of the last round of `state`.
+
+        Args:
+          state: state after the round.
+          seconds: wall-clock seconds of the round.
+          traffic: bytes that real clients would send and receive, by name.
+          personal: exact metrics of clients' personal models on validation examples, `[clients]` each, by name; None if
+            figures that are not private are switched off.
+        """
+        metric = self._method.model.metric
+        if state.round_number > self._through:
+            self._through, self._spent = self._spent_at_most(state)
+        epsilon, delta = self._spent
+        return RoundReport(
+            round_number=state.round_number,
+            seconds=seconds,
+            epsilon_at_most=epsilon,
+            delta=delta,
+            traffic=traffic,
+            metric=metric.name,
+            higher_is_better=metric.higher_is_better,
+            nonprivate=None if personal is None else _figures(personal, metric, self._silos()),
+        )
+
+    def _spent_at_most(self, state: Checkpoint) -> tuple[int, tuple[float | None, float]]:
+        """Returns a round, the largest bound on epsilon of a scope through that round, and the largest delta.
+
+        The bound is None if nothing is claimed.
+        """
+        plan, ledger = self._method.plan, state.ledger
+        if ledger is None or plan.claim == "none" or state.run_key.is_test_only:
+            return plan.rounds, (None, 0.0)
+        stage = max(1, plan.rounds // _STAGES)
+        through = min(plan.rounds, math.ceil(state.round_number / stage) * stage)
+        ledger = copy.deepcopy(ledger)
+        for number in range(state.round_number + 1, through + 1):
+            plan.charge_round(ledger, number)
+        epsilon = max(map(ledger.epsilon_at_most, ledger.budgets))
+        delta = max(budget.delta for budget in ledger.budgets.values())
+        return through, (epsilon if math.isfinite(epsilon) else None, delta)
+
+    def _silos(self) -> Sequence[str]:
+        """Returns the names of silos; empty for users, whose participation is not to be told."""
+        return () if self._method.plan.samples_clients else self._method.clients.client_ids
 
 
 def _row(report: RoundReport) -> dict[str, Any]:
@@ -132,20 +166,6 @@ def _row(report: RoundReport) -> dict[str, Any]:
     del own["round_number"]
     nonprivate = own.pop(NONPRIVATE)
     return json_safe({**own.pop("traffic"), **own, **({} if nonprivate is None else {NONPRIVATE: nonprivate})})
-
-
-def _spent(method: Method, state: Checkpoint) -> tuple[float | None, float]:
-    """Returns the largest bound on epsilon of a scope, None where nothing is claimed, and the largest delta."""
-    ledger = state.ledger
-    if ledger is None or method.plan.claim == "none" or state.run_key.is_test_only:
-        return None, 0.0
-    epsilon = max(map(ledger.epsilon_at_most, ledger.budgets))
-    return epsilon if math.isfinite(epsilon) else None, max(budget.delta for budget in ledger.budgets.values())
-
-
-def _silos(method: Method) -> Sequence[str]:
-    """Returns the names of silos; empty for users, whose participation is not to be told."""
-    return () if method.plan.samples_clients else method.clients.client_ids
 
 
 def _figures(personal: Mapping[str, np.ndarray], metric: Metric, names: Sequence[str]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ from tff_pdp.training.run_folder import (
     sweep,
 )
 from tff_pdp.training.spending import Choices, Spending, arithmetic_here, in_newest_attempt, open_run, take_over
-from tff_pdp.training.tracking import Tracking, build_trackers, report_of
+from tff_pdp.training.tracking import RoundReports, Tracking, build_trackers
 from tff_pdp.training.traffic import TrafficCount
 
 
@@ -103,7 +103,7 @@ def train(
             first_data = method.first_phase.round_data("train") if method.first_phase else train_data
             total, done = config.training.rounds, state.round_number
             rounds = range(done + 1, total + 1)
-            traffic = TrafficCount(method)
+            traffic, reports = TrafficCount(method), RoundReports(method)
             shown = stack.enter_context(Progress(name, done, total, is_shown=progress, log_file=log_file))
             tracked = stack.enter_context(Tracking(config, name, state, run_id_of(folder) or "", trackers))
             stack.enter_context(_telling_where(name, folder, shown))
@@ -121,7 +121,7 @@ def train(
                 if is_last or round_number % config.training.evaluate_every == 0:
                     figures = _validation_metrics(config, method, state, validation_data, train_data)
                     sent = traffic.through(state.server_state["algorithm"], round_number)
-                    report = report_of(method, state, seconds, sent, figures)
+                    report = reports.report(state, seconds, sent, figures)
                     tracked.round_done(report)
                 shown.round_done(round_number, engine.condition(), report)
                 if is_last or round_number % config.training.checkpoint_every == 0:
