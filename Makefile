@@ -66,10 +66,11 @@ $(PACKAGES): $(LOCKS)
 RESOLVE = $(BIN)/uv pip compile pyproject.toml --upgrade --python-version 3.11 --generate-hashes --no-annotate --no-header --no-emit-index-url -q
 BESIDE_RUNTIME = -c tff_pdp/requirements.txt $$(sed -n 's/^\([^ =]*\)==.*/--no-emit-package \1/p' tff_pdp/requirements.txt)
 # No package is in two.
-lock: setup  ## Resolve pyproject.toml again into tff_pdp/requirements.txt, requirements-gpu.txt beside it and requirements-dev.txt
+lock: setup  ## Resolve pyproject.toml again into tff_pdp/requirements.txt, requirements-gpu.txt and requirements-mlflow.txt beside it, and requirements-dev.txt
 	$(RESOLVE) -o tff_pdp/requirements.txt
 	$(RESOLVE) -o requirements-dev.txt --extra dev $(BESIDE_RUNTIME)
 	$(RESOLVE) -o tff_pdp/requirements-gpu.txt --extra gpu $(BESIDE_RUNTIME)
+	$(RESOLVE) -o tff_pdp/requirements-mlflow.txt --extra mlflow $(BESIDE_RUNTIME)
 
 audit-deps: setup  ## Compare the pins with the list of known vulnerabilities in tools/audit_deps.toml
 	$(BIN)/python -m tools.audit_deps

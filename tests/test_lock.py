@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tff_pdp.errors import DataError
-from tff_pdp.lock import lock_path, only_writer
+from tff_pdp.lock import Writer, lock_path, only_writer, writer_of
 
 _HOLD = """
 import sys, time
@@ -79,3 +79,23 @@ def test_a_full_disk_keeps_the_lock(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "pwrite", full)
     with only_writer(tmp_path / "a"), pytest.raises(DataError, match="not known"), only_writer(tmp_path / "a"):
         pass
+
+
+def test_a_reader_is_told_who_writes_and_who_was_killed(tmp_path):
+    folder = tmp_path / "mr_mtl"
+    assert writer_of(folder) == Writer(False, None, None)
+    assert not lock_path(folder).exists()
+    with only_writer(folder):
+        held = writer_of(folder)
+        assert (held.holds_lock, held.process) == (True, os.getpid())
+        assert held.since == lock_path(folder).stat().st_mtime
+    # Given back, by whatever end of the block.
+    assert writer_of(folder) == Writer(False, None, None)
+    with pytest.raises(RuntimeError), only_writer(folder):
+        raise RuntimeError
+    assert writer_of(folder) == Writer(False, None, None)
+    with subprocess.Popen([sys.executable, "-c", _HOLD, str(folder)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        process.kill()
+    killed = writer_of(folder)
+    assert (killed.holds_lock, killed.process) == (False, process.pid)

@@ -31,6 +31,7 @@ privacy: accounting, mechanisms, plans
 processes: TFF computations, made from algorithm, model and privacy plan
 engines: how a TFF computation is executed
 reports: `report.html` and `summary.json`
+trackers: what a training shows of itself to TensorBoard, MLflow and others
 registry: all runs on this computer, with the records that they use
 experiment: from a file of settings to a method ready to run
 training: rounds of charging the ledger, training and saving checkpoints

@@ -25,11 +25,13 @@ A whole experiment, in the order data flows:
   tff-pdp audit    budgets --config demo --algorithm fed_avg    what uploads reveal of silos' budgets
   tff-pdp seal     runs/demo                     destroys the key of the noise, keeps the record
 
-`tff-pdp demo` does all of it on 1,797 real digits. `tff-pdp forget` removes a client, and states what remains of it.
-`tff-pdp COMMAND --help` explains one command.
+`tff-pdp run --config demo` prepares, trains, evaluates and exports in one. `tff-pdp status runs/demo` shows how far
+runs have come. `tff-pdp forget` removes a client, and states what remains of it. `tff-pdp demo` does all of it on 1,797
+real digits. `tff-pdp COMMAND --help` explains one command.
 """
 
 _EXPERIMENT, _RECORD = "tff_pdp.commands.experiment", "tff_pdp.commands.record"
+_WATCHING = "tff_pdp.commands.watching"
 AUDITS = command_line.Table(
     "tff-pdp audit",
     "Measure what an observer can infer from a run beyond the guarantee.",
@@ -49,6 +51,10 @@ COMMANDS = command_line.Table(
         "train": f"{_EXPERIMENT}:Train",
         "tune": f"{_EXPERIMENT}:Tune",
         "evaluate": f"{_EXPERIMENT}:Evaluate",
+        "run": "tff_pdp.commands.whole:Run",
+        "status": f"{_WATCHING}:Status",
+        "compare": f"{_WATCHING}:Compare",
+        "list": f"{_WATCHING}:List",
         "config": f"{_EXPERIMENT}:Config",
         "account": "tff_pdp.commands.account:Account",
         "synthesize": "tff_pdp.commands.synthesize:Synthesize",

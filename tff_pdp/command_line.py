@@ -123,7 +123,8 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
     """Runs the command that `arguments` names, prints the result, and returns the exit status.
 
     By default, the arguments are those of the process. The exit status is 2 for a problem that the user can solve,
-    which is described in one line on standard error. It is 130 if the user stopped the command. Otherwise, the command
+    which is described in one line on standard error. It is 130 if the user stopped the command; the text of the
+    KeyboardInterrupt, if any, is printed. Otherwise, the command
     decides the exit status.
 
     Raises:
@@ -140,8 +141,8 @@ def main(table: Table, arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"{prog}: {sentence}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print(f"{prog}: stopped", file=sys.stderr)
+    except KeyboardInterrupt as stop:
+        print(": ".join(filter(None, [prog, "stopped", str(stop)])), file=sys.stderr)
         return 130
     text = json.dumps(outcome.content) if isinstance(command, Reporting) and command.json else outcome.text
     if text is not None:

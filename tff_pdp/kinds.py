@@ -1,8 +1,10 @@
 """Finds the class or function that a `kind` names, in this package or outside of it, and its settings."""
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import re
 import sys
@@ -25,10 +27,11 @@ class Kinds(Generic[T]):
       key: dotted key of the kind, for error messages.
       own: this package's kinds: `module:name` by kind, imported only if the kind is used.
       group: group of entry points in which other installed packages name their kinds.
+      lines: one line on each of this package's kinds, by kind; by default the first sentence of its docstring.
     """
 
-    def __init__(self, key: str, own: Mapping[str, str], group: str):
-        self.key, self.own, self.group = key, own, group
+    def __init__(self, key: str, own: Mapping[str, str], group: str, lines: Mapping[str, str] | None = None):
+        self.key, self.own, self.group, self._lines = key, own, group, lines or {}
 
     def find(self, kind: str) -> T:
         """Returns the class or function that a kind names.
@@ -63,13 +66,37 @@ class Kinds(Generic[T]):
         file = getattr(module, "__file__", None)
         return f"{path}{version}, SHA-256 {hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16] if file else ''}"
 
+    def described(self) -> dict[str, str]:
+        """Returns one line on each kind of this and of other installed packages; imports no module of a kind."""
+        paths = {**self._installed(), **self.own}
+        return {kind: self._lines.get(kind) or _first_sentence(path) for kind, path in paths.items()}
+
+    def _installed(self) -> dict[str, str]:
+        return {one.name: one.value for one in importlib.metadata.entry_points(group=self.group)}
+
     def _path(self, kind: str) -> str:
         if kind in self.own:
             return self.own[kind]
-        installed = {one.name: one.value for one in importlib.metadata.entry_points(group=self.group)}
+        installed = self._installed()
         if kind in installed or ":" in kind:
             return installed.get(kind, kind)
         raise ConfigError(f"{self.key}: unknown kind {kind!r}; {did_you_mean(kind, [*self.own, *installed])}")
+
+
+def _first_sentence(path: str) -> str:
+    """Returns the first sentence of a docstring, from the module's text; empty if there is none."""
+    module, _, name = path.partition(":")
+    try:
+        # Imports the packages that the module is in.
+        found = importlib.util.find_spec(module)
+        tree = ast.parse(Path(found.origin).read_text(encoding="utf-8") if found and found.origin else "")
+    except (ImportError, OSError, SyntaxError, UnicodeDecodeError):
+        return ""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+            return re.split(r"(?<=\.)\s(?=[A-Z])", " ".join(paragraph.split()))[0]
+    return ""
 
 
 @cache

@@ -1,6 +1,7 @@
 """Locks a folder for one writer: a second command that would write to the folder ends with a message.
 
-Readers need no lock.
+Readers need no lock. A lock file has the number of the process that holds the lock; the number is removed when the
+process gives the lock back. A number in a file that nobody holds was therefore left by a process that was killed.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tff_pdp.errors import DataError
 
@@ -34,6 +36,43 @@ def only_writer(folder: Path, *, waits: bool = False) -> Iterator[None]:
         if folder.is_symlink():
             stack.enter_context(_locked(_beside(folder.parent.resolve() / folder.name), folder, waits))
         yield
+
+
+class Writer(NamedTuple):
+    """The last process that locked a folder.
+
+    Attributes:
+      holds_lock: whether the process has the lock now.
+      process: number of the process; None if the process has given the lock back, or if there was none.
+      since: time at which the process took the lock, in seconds since 1970; None without a number.
+    """
+
+    holds_lock: bool
+    process: int | None
+    since: float | None
+
+
+def writer_of(folder: Path) -> Writer:
+    """Finds out which process writes to a folder, or has been killed while it did; waits for nobody.
+
+    Raises:
+      DataError: the folder is a symbolic link that leads to itself.
+    """
+    try:
+        descriptor = os.open(lock_path(folder), os.O_RDONLY)
+    except FileNotFoundError:
+        return Writer(False, None, None)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            holds_lock = False
+        except BlockingIOError:
+            holds_lock = True
+        text = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        process = int(text) if text.isdecimal() else None
+        return Writer(holds_lock, process, os.fstat(descriptor).st_mtime if process is not None else None)
+    finally:
+        os.close(descriptor)
 
 
 def lock_path(folder: Path) -> Path:
@@ -67,6 +106,10 @@ def _locked(path: Path, folder: Path, waits: bool) -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)

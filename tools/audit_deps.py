@@ -20,6 +20,7 @@ LOCKS = (
     ROOT / "tff_pdp" / "requirements.txt",
     ROOT / "requirements-dev.txt",
     ROOT / "tff_pdp" / "requirements-gpu.txt",
+    ROOT / "tff_pdp" / "requirements-mlflow.txt",
 )
 PACKAGES = ("tff_pdp", "beam_pipelines", "serving")
 

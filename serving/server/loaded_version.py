@@ -9,6 +9,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -23,6 +25,9 @@ from serving.saved_model.signatures import CHECKED_OUTPUTS, Signature, Tensors
 from serving.server.options import BatchingOptions
 
 Inputs = Mapping[str, np.ndarray]
+_LOGGER = logging.getLogger(__name__)
+# The form of ids that `serving.client_ids.ClientIdHash` makes.
+_HASHED_ID = re.compile(rb"[0-9a-f]{32}")
 # Requests with the same dtype and inner sizes of each input can be merged.
 _Kind = tuple
 # Takes the number of examples of each request of a batch, and the number that ran, padding included.
@@ -238,6 +243,8 @@ class LoadedVersion:
       executor: executor whose threads run requests and call `on_batch`.
       batching: options for merging requests; None to run each request on its own.
       on_batch: function to record a batch; see `OnBatch`.
+      has_hashed_ids: whether the version knows clients by hashes of their ids. The first request with another kind of
+        id is then warned of in the log, because the global model answers it.
     """
 
     name: str
@@ -247,6 +254,7 @@ class LoadedVersion:
     executor: Executor
     batching: BatchingOptions | None
     on_batch: OnBatch
+    has_hashed_ids: bool = False
 
     def __post_init__(self):
         self._batchers: dict[str, Batcher] = {}
@@ -260,6 +268,8 @@ class LoadedVersion:
         """Answers a predict request as `Servable.predict` does."""
         signature = self.servable.signature(signature_name)
         signature.check_predict(inputs, output_filter)
+        if self.has_hashed_ids and "client_id" in inputs:
+            self._warn_of_plain_ids(inputs["client_id"])
         return filtered(await self._run(signature, inputs), output_filter)
 
     async def on_examples(self, method: str, signature_name: str, examples: np.ndarray) -> Tensors:
@@ -276,6 +286,20 @@ class LoadedVersion:
             run = functools.partial(self.servable.run, signature.name)
             batcher = self._batchers[signature.name] = Batcher(run, self.batching, self._submit, self.on_batch)
         return await batcher.run(inputs)
+
+    def _warn_of_plain_ids(self, ids: np.ndarray) -> None:
+        """Warns once if a request's first id is not a hash; the id itself, which may name a person, is not logged."""
+        first = next(iter(ids.ravel()), b"")
+        known = first.encode() if isinstance(first, str) else bytes(first)
+        if not known or _HASHED_ID.fullmatch(known):
+            return
+        self.has_hashed_ids = False
+        _LOGGER.warning(
+            "A request asked %s for a client by a plain id, but this export has hashes of ids: the global model "
+            "answers (personalized: false). `tff-pdp client-id` computes a client's hash; export.client_ids: plain "
+            "exports ids as they are. This is said once.",
+            self.name,
+        )
 
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
         """Calls a function in a thread, counted as a user: the call outlives a caller that goes away."""

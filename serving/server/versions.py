@@ -4,6 +4,7 @@
 replaces it when models or versions change. `StatusBoard` has the states of versions, named as in TensorFlow Serving.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -16,6 +17,7 @@ from pathlib import Path
 import grpc
 
 from serving.errors import RequestError, invalid_argument
+from serving.saved_model import layout
 from serving.saved_model.layout import ModelSpec
 from serving.saved_model.servable import Servable
 from serving.server.loaded_version import LoadedVersion
@@ -195,15 +197,20 @@ class VersionLoader:
                 if servable is None:
                     del candidates[name][version]
                 else:
-                    tables[name][version] = self._loaded(name, version, servable)
+                    tables[name][version] = self._loaded(name, version, candidates[name][version], servable)
         return {
             model.name: _kept(model, found[model.name], candidates[model.name], tables[model.name]) for model in models
         }
 
-    def _loaded(self, name: str, version: int, servable: Servable) -> LoadedVersion:
-        on_batch = functools.partial(self.metrics.batch_ran, name)
+    def _loaded(self, name: str, version: int, export_dir: Path, servable: Servable) -> LoadedVersion:
         return LoadedVersion(
-            name, version, servable, executor=self.run_executor, batching=self.batching, on_batch=on_batch
+            name,
+            version,
+            servable,
+            executor=self.run_executor,
+            batching=self.batching,
+            on_batch=functools.partial(self.metrics.batch_ran, name),
+            has_hashed_ids=_has_hashed_ids(export_dir),
         )
 
     def _load_all(self, exports: Sequence[tuple[str, int, Path]]) -> list[Servable | None]:
@@ -235,6 +242,13 @@ class VersionLoader:
             _LOGGER.warning("Version %d of %s is refused: %s", version, name, reason)
         self.metrics.load_attempt(name, version, servable is not None, time.monotonic() - start)
         return servable
+
+
+def _has_hashed_ids(export_dir: Path) -> bool:
+    """Checks if an export knows clients by hashes of their ids; false for exports of others, which have no card."""
+    with contextlib.suppress(ServingError):
+        return layout.read_document(export_dir, layout.MODEL_CARD_FILE).get("client_id_kind") == "hashed"
+    return False
 
 
 def _snapshot(export_dir: Path) -> frozenset:

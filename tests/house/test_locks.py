@@ -10,7 +10,7 @@ from tests.places import ROOT
 from tools import audit_deps
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-RUNTIME, DEVELOPMENT, GPU = (lock.read_text() for lock in audit_deps.LOCKS)
+RUNTIME, DEVELOPMENT, GPU, MLFLOW = (lock.read_text() for lock in audit_deps.LOCKS)
 
 
 def _names(requirements: list[str]) -> set[str]:
@@ -41,11 +41,17 @@ def test_the_lock_of_cuda_has_the_versions_that_tensorflow_asks_for():
     assert not set(pins) & set(audit_deps.read_pins(RUNTIME, DEVELOPMENT))
 
 
+def test_the_lock_of_mlflow_has_what_the_lock_in_the_wheel_lacks():
+    pins = set(audit_deps.read_pins(MLFLOW))
+    assert _names(PROJECT["optional-dependencies"]["mlflow"]) <= pins
+    assert not pins & set(audit_deps.read_pins(RUNTIME))
+
+
 def _required_by_tensorflow() -> list[tuple[str, str]]:
     return re.findall(r"^(\S+) \(==(\S+)\) ;", "\n".join(metadata.requires("tensorflow") or ()), re.MULTILINE)
 
 
-@pytest.mark.parametrize("lock", [RUNTIME, DEVELOPMENT, GPU], ids=["runtime", "development", "gpu"])
+@pytest.mark.parametrize("lock", [RUNTIME, DEVELOPMENT, GPU, MLFLOW], ids=["runtime", "development", "gpu", "mlflow"])
 def test_every_pin_has_a_hash(lock):
     pins = re.split(r"\n(?! )", lock.strip())
     assert [

@@ -145,7 +145,7 @@ def test_a_regression_is_judged_reported_and_served_by_its_values(tmp_path, caps
         assert len(set(sizes)) == 3, "or all means would be the same"
         rows = read_metrics(config.algorithm_folder(name))
         assert [(line["metric"], line["higher_is_better"]) for line in rows] == [("mean_squared_error", False)] * 2
-        assert 0 < rows[1]["mean"] < rows[0]["mean"]
+        assert 0 < rows[1]["nonprivate"]["mean"] < rows[0]["nonprivate"]["mean"]
     assert "mean squared error, lower is better" in summary_table(summary)
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Mean squared error of each silo" in page

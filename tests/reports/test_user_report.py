@@ -122,7 +122,7 @@ def test_a_summary_says_who_can_read_budgets():
 
 def test_a_summary_of_silos_has_no_keys_of_users():
     found = summary_json.summary_content(report_samples.sample_report(3))
-    assert set(found) == {"title", "metric", "higher_is_better", "algorithms", "notes", "silos", "privacy"}
+    assert set(found) == {"title", "metric", "higher_is_better", "algorithms", "notes", "advice", "silos", "privacy"}
     assert "noise_to_signal" not in found["algorithms"]["mr_mtl"]
 
 

@@ -137,7 +137,7 @@ def test_silos_are_judged_each_and_together_and_who_cannot_be_is_counted(experim
     assert found == pytest.approx(dict(zip(method.clients.client_ids, own, strict=True)), rel=KEPT, nan_ok=True)
     history = read_metrics(config.algorithm_folder("mr_mtl"))
     assert [line["metric"] for line in history] == ["average_precision"] * 2
-    assert all(0 < line["mean"] < 1 for line in history)
+    assert all(0 < line["nonprivate"]["mean"] < 1 for line in history)
     left_out, together = summary["notes"]
     assert left_out.endswith("figures of test average precision: of 4 silos, 1 without positive test examples.")
     assert together.startswith("Average precision of all silos' test examples ranked together")

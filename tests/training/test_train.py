@@ -44,7 +44,7 @@ def test_a_run_spends_within_every_budget_and_writes_its_metrics(experiment):
         assert 0.9 * budget.epsilon < state.ledger.epsilon(client_id).best <= budget.epsilon
     rows = read_metrics(config.algorithm_folder("mr_mtl"))
     assert [row["round"] for row in rows] == [3, 6]
-    assert all(0 <= row["mean"] <= 1 for row in rows)
+    assert all(0 <= row["nonprivate"]["mean"] <= 1 for row in rows)
     assert {(row["metric"], row["higher_is_better"]) for row in rows} == {("accuracy", True)}
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,13 @@ class EngineOptions(Settings):
     client_parallelism: Annotated[str | None, Option("MODE")] = None
     clients_per_call: int | None = None
     workers: Annotated[str | None, Option("ray:N")] = None
+
+    @property
+    def words(self) -> list[str]:
+        """The given options, as words of a command."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
+        found = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
+        return [word for name, value in found.items() for word in (name, str(value))]
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -145,6 +153,23 @@ class Config(Command):
         return Outcome(yaml.safe_dump(found.to_dict(), sort_keys=False, allow_unicode=True).rstrip("\n"))
 
 
+class ProgressOptions(Settings):
+    """Options of what is shown while rounds are computed.
+
+    Attributes:
+      quiet: show no progress on standard error; warnings are shown nevertheless.
+      log_file: add a readable line every ten seconds to this file.
+    """
+
+    quiet: bool = False
+    log_file: Path | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The given options, as words of a command."""
+        return ["--quiet"] * self.quiet + ([] if self.log_file is None else ["--log-file", str(self.log_file)])
+
+
 class _Resuming(OnExperiment):
     """Computes rounds.
 
@@ -155,8 +180,21 @@ class _Resuming(OnExperiment):
     """
 
     engine: EngineOptions
+    progress: ProgressOptions
     resume: bool = False
     overwrite: bool = False
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The options of the progress, as arguments of `train` and `tune`."""
+        return {"progress": not self.progress.quiet, "log_file": self.progress.log_file}
+
+    def going_on(self, command: str, further: Sequence[str] = ()) -> str:
+        """Returns the command that continues this one after it was stopped."""
+        words = ["tff-pdp", command, "--config", self.config, *further]
+        words += [word for one in self.set for word in ("--set", one)]
+        words += [*self.engine.words, *self.progress.words, "--resume"]
+        return shlex.join(words)
 
 
 class Train(_Resuming):
@@ -184,7 +222,13 @@ class Train(_Resuming):
                     f"--algorithm {name!r} is not in this experiment, which has: {', '.join(config.algorithms)}"
                 )
         for name in names:
-            state = train(config, name, resume=self.resume, overwrite=self.overwrite)
+            try:
+                state = train(config, name, resume=self.resume, overwrite=self.overwrite, **self.shown)
+            except KeyboardInterrupt as stop:
+                if not str(stop):
+                    raise
+                words = [word for one in self.algorithm for word in ("--algorithm", one)]
+                raise KeyboardInterrupt(f"{stop}; to go on: {self.going_on('train', words)}") from None
             done[name] = {"rounds": state.round_number, "folder": str(config.algorithm_folder(name))}
         return Outcome(
             "\n".join(f"{name}: {row['rounds']} rounds, in {row['folder']}" for name, row in done.items()), done
@@ -222,7 +266,7 @@ class Tune(_Resuming):
         config = self.experiment(self._search())
         if config.tuning.search is None:
             raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
-        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite)
+        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite, **self.shown)
         summary = tune_summary(config, tuned)
         return Outcome(tune_text(summary), summary)
 
@@ -272,6 +316,7 @@ class Export(OnExperiment):
         """Exports the experiment's chosen method."""
         with loading():
             from serving.production.exports import docker_command, write_models_config
+            from tff_pdp.personal_models.example_request import write_example_request
             from tff_pdp.personal_models.export import export_experiment
 
         config = self.experiment()
@@ -298,9 +343,11 @@ class Export(OnExperiment):
             f"size: {exported.size.text()}",
             f"requests name clients: {'by their ids' if config.export.client_ids == 'plain' else keyed}",
             f"{serve}: tff-pdp serve --model-base-path {base_path}",
-            f"in production: {production}",
         ]
-        return Outcome("\n".join(lines), content)
+        if example := write_example_request(config):
+            lines.append(f"ask for client {example.client_id!r}, with an example of zeros: {example.command}")
+            content["example_request"] = example.command
+        return Outcome("\n".join([*lines, f"in production: {production}"]), content)
 
 
 class Personalize(OnExperiment):
@@ -361,12 +408,15 @@ class Predict(OnExperiment):
     def run(self) -> Outcome:
         """Sends some examples to a server and shows what comes back."""
         config = self.experiment()
-        client_id = _exported_id(config, self.client_id)
+        from tff_pdp.data.manifest import Manifest
+        from tff_pdp.personal_models.example_request import exported_id, served_name
+
+        client_id = exported_id(config, self.client_id)
         examples = self._own_examples(config, self.examples) if self.examples else self._test_examples(config)
         x, y = examples.x[: self.num_examples], examples.y[: self.num_examples]
-        prediction = self._client().predict(_served_name(config, client_id), [client_id] * len(x), x)
+        prediction = self._client().predict(served_name(config, client_id), [client_id] * len(x), x)
         answers = zip(y, prediction.answers, prediction.personalized, strict=True)
-        names = clients.manifest.class_names
+        names = Manifest.load(config.clients_folder).class_names
         rows = [{**_answer(label, answer, names), "personalized": bool(own)} for label, answer, own in answers]
         text = "\n".join(
             f"label {_shown(row['label'])}: predicted {_shown(row['predicted'])}"
@@ -379,7 +429,7 @@ class Predict(OnExperiment):
     def _own_examples(self, config: "ExperimentConfig", path: Path) -> "ClientExamples":
         """Reads the client's examples from a file or folder: held-out examples or, without any, all."""
         with loading():
-            from tff_pdp.experiment.build import build_model
+            from tff_pdp.experiment.model import build_model
             from tff_pdp.personal_models.new_clients.examples import prepared_examples, read_new_clients
 
         with prepared_examples(config, path) as prepared:
@@ -504,20 +554,6 @@ def _experiment(path: str, assignments: tuple[str, ...], further: Mapping[str, A
     from tff_pdp.experiment.config import load_experiment
 
     return load_experiment(path, {**assigned_values("--set", assignments), **further})
-
-
-def _exported_id(config: "ExperimentConfig", client_id: str) -> str:
-    from serving.client_ids import ClientIdHash
-
-    return client_id if config.export.client_ids == "plain" else ClientIdHash.load(config.client_id_key)(client_id)
-
-
-def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
-    """Returns the name of the model that answers for a client: the common model, or the client's own model."""
-    base_path = config.export_folder
-    own = base_path.with_name(f"{base_path.name}.{exported_id}")
-    is_divided = config.export.layout == "per_client" or (own.is_dir() and not base_path.is_dir())
-    return own.name if is_divided else base_path.name
 
 
 def _shown(value: str | float) -> str:

@@ -98,6 +98,11 @@ class Training(Settings):
         the bit, from the start of training to the end of the process. This is slower, and fails where an operation has
         no such kernel. Without it, rounds after a kill are drawn anew and charged again.
       workers: workers that compute the clients; without this section, this process does. For the engine `inprocess`.
+      nonprivate_metrics: whether rounds are validated: figures of clients' validation examples then go to
+        `metrics.jsonl` and to trackers, without noise, under names that begin with `nonprivate`. Without them, no
+        validation takes time, and reports have no learning curves.
+      trackers: tools that show the course of training, each with its `kind` (`tensorboard`, `mlflow`, `wandb` or
+        `module:name`) and its own settings. A tracker that fails is left out, and training goes on.
       test_only_seed: seed that fixes all randomness; reports then say "not private".
     """
 
@@ -114,6 +119,8 @@ class Training(Settings):
     xla: Xla = "auto"
     deterministic_operations: bool = True
     workers: Workers | None = None
+    nonprivate_metrics: bool = True
+    trackers: tuple[Values, ...] = ()
     test_only_seed: int | None = None
 
     def __post_init__(self):

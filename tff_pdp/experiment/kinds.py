@@ -8,6 +8,7 @@ from collections.abc import Callable
 from beam_pipelines.options import SourceSettings
 from tff_pdp.kinds import Kinds
 from tff_pdp.privacy.plans.plan import PlanSettings
+from tff_pdp.trackers.base import Tracker
 
 _SOURCES, _EPIDEMIC = "beam_pipelines.sources", "beam_pipelines.epidemic.sources"
 SOURCES: Kinds[type[SourceSettings]] = Kinds(
@@ -88,6 +89,38 @@ METRICS: Kinds[Callable] = Kinds(
     "tff_pdp.metrics",
 )
 
+# One line on each method, for those who choose one; docs/which_method.md has the evidence.
+_ALGORITHM_LINES = {
+    "local_only": "Every client trains alone; nothing is shared. The baseline that every other method has to beat.",
+    "fed_avg": "One shared model for all clients: the mean of their updates.",
+    "finetune": "FedAvg first, then every client goes on alone from the shared model.",
+    "mr_mtl": "A model for each client, pulled to the mean of all models; lambda goes from alone (0) to shared.",
+    "ditto": "FedAvg's shared model, and a model for each client that is pulled to it; touches data twice.",
+    "mocha": "A model for each client, pulled to the models of related clients; relations are learned.",
+    "apfl": "Each client predicts with a fixed mixture of the shared model and one of its own.",
+    "pfedme": "A shared model that makes each client's own, pulled model good; several gradients in each step.",
+    "fed_nova": "FedAvg for clients with different numbers of local steps.",
+    "fed_prox": "FedAvg with local steps that stay near the shared model.",
+    "scaffold": "FedAvg with corrections for the drift of clients whose data differ.",
+    "fed_meta": "A shared start from which a few local steps lead to each client's model: FedMeta, MAML, Reptile.",
+    "pppfl": "FedMeta with two stabilisers, for a start that is trained on private synthetic data.",
+    "pfa": "FedAvg for budgets that differ: of strict silos' updates, only what fits liberal silos' is kept.",
+    "public_only": "FedAvg of the silos with large budgets alone: the control to compare PFA with.",
+    "ifca": "Clients choose one of several shared models in every round, privately.",
+    "ifca_fed_avg": "Clusters of clients are formed in the first rounds; then FedAvg in each cluster.",
+    "ifca_local": "Clusters of clients are formed in the first rounds; then every client goes on alone.",
+    "ifca_finetune": "Clusters of clients are formed in the first rounds; then FedAvg in clusters, then all go alone.",
+    "ifca_mr_mtl": "Clusters of clients are formed in the first rounds; then MR-MTL in each cluster.",
+    "dp_fed_avg_ft": "For users: one shared model, whose head each user tunes before use.",
+    "pmtl_ft": "For users: as dp_fed_avg_ft, with heads that stay near the shared head.",
+    "pp_sgd": "A shared model, and an addition of each client's own to the head.",
+    "fed_per": "A shared body and a head for each client, trained together.",
+    "fed_rep": "A shared body and a head for each client, trained one after the other.",
+    "centaur": "As fed_rep, with a server optimizer, for users whose updates are noised.",
+    "dp_pfed_dsu": "As centaur, with only the body's largest weights: fewer values to add noise to.",
+    "hypernet": "A hypernetwork makes each client's model from a small description of the client (pFedHN).",
+    "udp_hypernet": "As hypernet, for users whose updates are noised (UDP-Alg); users may tune their model.",
+}
 _WHOLE, _PARTS = "tff_pdp.algorithms.whole_models", "tff_pdp.algorithms.shared_parts"
 _META = "tff_pdp.algorithms.meta_learning"
 ALGORITHMS: Kinds[Callable] = Kinds(
@@ -124,4 +157,17 @@ ALGORITHMS: Kinds[Callable] = Kinds(
         "udp_hypernet": f"{_PARTS}.udp_hypernet:build_udp_hypernet",
     },
     "tff_pdp.algorithms",
+    _ALGORITHM_LINES,
+)
+
+# Functions whose keyword-only parameters are the settings of an entry of `training.trackers`.
+_TRACKERS = "tff_pdp.trackers"
+TRACKERS: Kinds[Callable[..., Tracker]] = Kinds(
+    "training.trackers",
+    {
+        "tensorboard": f"{_TRACKERS}.tensorboard:build_tensorboard",
+        "mlflow": f"{_TRACKERS}.mlflow:build_mlflow",
+        "wandb": f"{_TRACKERS}.wandb:build_wandb",
+    },
+    "tff_pdp.trackers",
 )

@@ -12,7 +12,7 @@ from tff_pdp.algorithms.hyper_parameters import HParam
 from tff_pdp.algorithms.phases import ADAPTATION, reads_records_by_itself
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT, build_algorithm
-from tff_pdp.experiment.kinds import ALGORITHMS, LOSSES, METRICS, MODELS, PLANS, SOURCES
+from tff_pdp.experiment.kinds import ALGORITHMS, LOSSES, METRICS, MODELS, PLANS, SOURCES, TRACKERS
 from tff_pdp.experiment.model import SHAPES
 from tff_pdp.kinds import meanings, settings_of
 from tff_pdp.settings import Settings, words_of_type
@@ -33,6 +33,8 @@ _ADAPTATION_HEAD = """## `algorithms`, with `privacy.synthetic`
 
 Hyper-parameters of the rounds on records, which every method has that can train on synthetic data.
 """
+# A class or function from outside of this package.
+_OUTSIDE = {"type": "object", "properties": {"kind": {"type": "string", "pattern": ":"}}, "required": ["kind"]}
 # Any experiment will do: hyper-parameters and their defaults are the same for all.
 _CLIENTS, _ROUNDS, _HEAD_WEIGHTS = 2, 10, ("head/kernel", "head/bias")
 
@@ -45,6 +47,11 @@ def kinds_by_section() -> dict[str, Classes]:
         "privacy": {kind: PLANS.find(kind) for kind in PLANS.own},
         "algorithms": {kind: settings_of(ALGORITHMS.find(kind), FROM_EXPERIMENT) for kind in ALGORITHMS.own},
     }
+
+
+def trackers() -> Classes:
+    """Returns the settings class of each kind of tracker."""
+    return {kind: settings_of(TRACKERS.find(kind)) for kind in TRACKERS.own}
 
 
 def hyper_parameters(kind: str) -> dict[str, HParam]:
@@ -81,9 +88,17 @@ def schema() -> dict[str, Any]:
             content["properties"] = {**content["properties"], "kind": {"const": kind}}
             content["required"] = required if section == "algorithms" else ["kind", *required]
             options.append({"$ref": f"#/$defs/{section}.{kind}.{own.__name__}"})
-        outside = {"type": "object", "properties": {"kind": {"type": "string", "pattern": ":"}}, "required": ["kind"]}
-        one = {"anyOf": [*options, outside]}
+        one = {"anyOf": [*options, _OUTSIDE]}
         properties[section] = {"type": "object", "additionalProperties": one} if section == "algorithms" else one
+    options = []
+    for kind, own in trackers().items():
+        (_,), found = msgspec.json.schema_components([own], ref_template="#/$defs/training.trackers.{name}")
+        content = found[own.__name__]
+        content["properties"] = {**content["properties"], "kind": {"const": kind}}
+        content["required"] = ["kind", *content.get("required", [])]
+        defs[f"training.trackers.{kind}"] = content
+        options.append({"$ref": f"#/$defs/training.trackers.{kind}"})
+    defs["Training"]["properties"]["trackers"]["items"] = {"anyOf": [*options, _OUTSIDE]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole, "$defs": defs}
 
 
@@ -106,6 +121,9 @@ def reference() -> str:
         if name not in sections:
             for own in _classes_in(field.type):
                 lines += _with_inner(name, f"`{name}`", own, shown)
+            if name == "training":
+                for kind, own in trackers().items():
+                    lines += _with_inner(name, f"`training.trackers`, kind `{kind}`", own, shown)
             continue
         every = [set(_rows(own)) for own in sections[name].values()]
         common = [row for row in _rows(next(iter(sections[name].values()))) if all(row in rows for rows in every)]

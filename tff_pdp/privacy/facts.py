@@ -117,6 +117,7 @@ class SiloCosts(Settings):
       last_round: last round in which the silo took part, before its budget was spent or training ended.
       claim: claim for this silo; `none` where the silo, or the run, has no guarantee.
       claim_reason: reason for the claim, in one line.
+      noise_to_signal: expected norm of the noise on a step's mean gradient, divided by the clip norm; 0 if unknown.
       noise_label: epsilon that an asymptotic formula states for the silo's noise, which is no guarantee; None if the
         noise follows from `epsilon_target`.
     """
@@ -133,6 +134,7 @@ class SiloCosts(Settings):
     last_round: int
     claim: str
     claim_reason: str
+    noise_to_signal: float = 0.0
     noise_label: float | None = None
 
 

@@ -90,6 +90,7 @@ class Report:
       privacy: the privacy statement.
       config: the resolved configuration of the run.
       notes: remarks for the reader, one sentence each.
+      advice: what the reader may try next, and what the attempt costs.
       baseline: name of the method in which each client learns alone; gains are measured against it.
       synthetic: synthetic images of each silo, some of which are drawn; empty without synthetic images.
     """
@@ -102,8 +103,17 @@ class Report:
     privacy: Statement
     config: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     baseline: str = "local_only"
     synthetic: tuple[SyntheticImages, ...] = ()
+
+    def settings_of(self, method: str) -> Mapping[str, Any]:
+        """Returns the settings of a method, by its name in the experiment; empty without a configuration."""
+        return self.config.get("algorithms", {}).get(method, {})
+
+    def kind_of(self, method: str) -> str:
+        """Returns the kind of a method, by its name in the experiment."""
+        return str(self.settings_of(method).get("kind", method))
 
     @property
     def are_users(self) -> bool:

@@ -97,13 +97,25 @@ _MOST_POINTS = 1000
 
 def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric, words: ClientWords = SILOS) -> str:
     """Draws the mean validation metric against rounds, a line per method; empty text if no method has a history."""
-    drawn = [algorithm for algorithm in algorithms if algorithm.history]
+    curves = [(algorithm.facts.title, algorithm.history) for algorithm in algorithms]
+    return curves_figure(curves, metric_text(metric).label, words.many)
+
+
+def curves_figure(curves: Sequence[tuple[str, Sequence[tuple[int, float]]]], label: str, clients: str) -> str:
+    """Draws the mean validation metric against rounds, a line per run; empty text if no run has a history.
+
+    Args:
+      curves: title of each run, and its pairs (round, mean over clients).
+      label: words for the metric.
+      clients: word for several clients.
+    """
+    drawn = [(title, history) for title, history in curves if history]
     if not drawn:
         return ""
     with style("history"):
         figure, axes = _figure(3.4)
-        for index, algorithm in enumerate(drawn):
-            rounds, values = zip(*algorithm.history, strict=True)
+        for index, (title, history) in enumerate(drawn):
+            rounds, values = zip(*history, strict=True)
             axes.plot(
                 rounds,
                 values,
@@ -112,15 +124,20 @@ def history_figure(algorithms: Sequence[content.AlgorithmResult], metric: Metric
                 marker=MARKERS[index % len(MARKERS)],
                 markevery=max(1, len(rounds) // 12),
                 markersize=4,
-                label=_short(algorithm.facts.title),
+                label=_short(title),
             )
         axes.set_xlabel("round")
         # Without the direction, for which the axis is too short.
-        axes.set_ylabel(f"validation {metric_text(metric).label},\nmean over {words.many}")
+        axes.set_ylabel(f"validation {label},\nmean over {clients}")
         _legend(axes)
-        names = ", ".join(algorithm.facts.title for algorithm in drawn)
-        what = f"Validation {metric_text(metric).label} per round, mean over {words.many}, of {names}."
-        return render(figure, what)
+        names = ", ".join(title for title, _ in drawn)
+        return render(figure, f"Validation {label} per round, mean over {clients}, of {names}.")
+
+
+def as_file(element: str) -> str:
+    """Returns an `<svg>` element of `render` as the text of a file of its own, dark on a transparent background."""
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" color="#1c2430"'
+    return element.replace("<svg", f"<svg {spaces}", 1)
 
 
 def metric_figure(

@@ -261,8 +261,8 @@ def summary_content(report: content.Report) -> dict[str, Any]:
 
     For silos, `silos` has a row per silo. For users, each method's row also has the method's privacy cost; `num_users`
     is the number of users; `users` has a row per user, or is None if there are more than 5000 users; `quantiles` has,
-    for each method's personal and shared models, quantiles of users' test metrics by percentage. `notes` are the
-    report's notes.
+    for each method's personal and shared models, quantiles of users' test metrics by percentage. `notes` and
+    `advice` are the report's.
     """
     start = {
         "title": report.title,
@@ -270,6 +270,7 @@ def summary_content(report: content.Report) -> dict[str, Any]:
         "higher_is_better": report.metric.higher_is_better,
         "algorithms": {algorithm.facts.name: _algorithm_row(algorithm) for algorithm in report.algorithms},
         "notes": list(report.notes),
+        "advice": list(report.advice),
     }
     facts, clients = report.privacy.facts, report.clients
     if isinstance(facts, SiloFacts):

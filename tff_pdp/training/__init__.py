@@ -9,6 +9,8 @@ run_folder: configuration, validation metrics and selected hyper-parameters, in 
 counted: enters runs into the registry; composes the cost of all runs on the same records
 traffic: bytes that real clients would send and receive
 going_on: more rounds after the end of a run
+tracking: reports of rounds, for `metrics.jsonl` and for trackers
+progress: a bar on a terminal, or lines in a log
 train: the training loop
 privacy_facts: facts for the privacy statement, from plans and ledgers
 evaluate: test metrics, report and summary

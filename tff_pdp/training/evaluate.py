@@ -26,6 +26,7 @@ from tff_pdp.experiment.synthetic_data import synthetic_images
 from tff_pdp.files import replace_text
 from tff_pdp.models.metrics import Metric
 from tff_pdp.privacy.facts import MethodFacts
+from tff_pdp.reports.advice import advice_on, advice_on_search
 from tff_pdp.reports.content import AlgorithmResult, ClientScores, Report, SyntheticImages, json_safe
 from tff_pdp.reports.html import write_report
 from tff_pdp.reports.statement import statement
@@ -48,7 +49,7 @@ from tff_pdp.training.privacy_facts import Trained, facts_of
 from tff_pdp.training.record.charges import read_charges, run_id_of
 from tff_pdp.training.record.releases import STORE, check_files, check_record
 from tff_pdp.training.rounds import calls_of_evaluation, client_metrics, ready_states, warning_of
-from tff_pdp.training.run_folder import other_settings, read_metrics
+from tff_pdp.training.run_folder import other_settings, read_metrics, read_selected, validation_means
 
 
 def load_trained(config: ExperimentConfig, name: str) -> Trained:
@@ -133,7 +134,9 @@ def summary_table(summary: dict[str, Any]) -> str:
     for name, row in summary["algorithms"].items():
         figures = (None if row[key] is None else float(row[key]) for key in columns.values())
         lines.append(f"{name:<16}" + "".join(f" {plain(figure):>15}" for figure in figures))
-    return "\n".join([*lines, _cost_line(summary), *(f"note: {note}" for note in summary["notes"])])
+    lines += [_cost_line(summary), *(f"note: {note}" for note in summary["notes"])]
+    # Summaries of earlier versions have no advice.
+    return "\n".join([*lines, *(f"advice: {advice}" for advice in summary.get("advice", ()))])
 
 
 def write_summary(output: Path, summary: dict[str, Any]) -> None:
@@ -170,7 +173,7 @@ def _report(
     notes += left_out_notes(first.model.metric, scores, words)
     by_title = {method.algorithm.title: pooled[method.algorithm.name] for method, _ in trained}
     notes += pooled_notes(first.model.metric, by_title, words)
-    return Report(
+    report = Report(
         title=config.title,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         metric=first.model.metric,
@@ -184,6 +187,15 @@ def _report(
         notes=tuple(notes),
         synthetic=_synthetic(config, first),
     )
+    return dataclasses.replace(report, advice=(*advice_on(report), *_search_advice(config, trained)))
+
+
+def _search_advice(config: ExperimentConfig, trained: Sequence[Trained]) -> list[str]:
+    """Returns advice on the private search among these methods' hyper-parameters, if there was one."""
+    search, names = config.tuning.search, [method.algorithm.name for method, _ in trained]
+    if search is None or search.algorithm not in names:
+        return []
+    return advice_on_search(read_selected(config.algorithm_folder(search.algorithm)), search.values)
 
 
 def _synthetic(config: ExperimentConfig, method: Method) -> tuple[SyntheticImages, ...]:
@@ -211,7 +223,7 @@ def _algorithm_result(
         spread=spread(personal),
         shared_mean=mean_over_silos(shared) if shared else None,
         # A searched method has no history: exact metrics are not released on the way.
-        history=tuple((row["round"], float(row["mean"])) for row in history),
+        history=tuple(validation_means(history)),
         rounds=state.round_number,
         seconds_per_round=float(np.median([row["seconds"] for row in history])) if history else math.nan,
     )

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import RELEASES_FILE, ExperimentConfig, decisive_settings
 from tff_pdp.files import discard, naming, remove_attempts, sync, write_atomically
 from tff_pdp.settings import join_key
+from tff_pdp.trackers.base import NONPRIVATE
 from tff_pdp.training.record import checkpoint_files
 from tff_pdp.training.record.charges import read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, STORE, check_files
@@ -253,6 +254,16 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged ({error}): restore it from a copy") from None
     return rows
+
+
+def validation_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Returns pairs (round, mean of the validation metric over clients) of rows of `read_metrics`.
+
+    Rows without validation figures (`training.nonprivate_metrics: false`) are left out. In rows of earlier versions,
+    the mean is beside the round.
+    """
+    pairs = ((row["round"], row.get(NONPRIVATE, row).get("mean")) for row in rows)
+    return [(number, float(mean)) for number, mean in pairs if mean is not None]
 
 
 def cut_metrics(folder: Path, round_number: int) -> None:

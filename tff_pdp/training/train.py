@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from tqdm import tqdm
+import numpy as np
 
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import Engine
@@ -18,15 +17,15 @@ from tff_pdp.experiment.examples import Examples
 from tff_pdp.experiment.method import Method
 from tff_pdp.lock import only_writer
 from tff_pdp.registry.entries import Registry
-from tff_pdp.reports.content import json_safe
-from tff_pdp.reports.summary import mean_over_silos
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.client_store.state_files import StateFiles, remove_far_files
 from tff_pdp.training.client_store.states import close_states, is_store, moved_to_files, open_states
 from tff_pdp.training.counted import check_newest, enter_run, planned_ledger, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.going_on import begin_extension, earlier_rounds, is_before_extension, plan_extension
-from tff_pdp.training.record.charges import ChargesWriter, Extension, read_charges
+from tff_pdp.training.progress import Progress
+from tff_pdp.training.record import checkpoint_files
+from tff_pdp.training.record.charges import ChargesWriter, Extension, read_charges, run_id_of
 from tff_pdp.training.record.releases import (
     CHECKPOINTS,
     SEARCH,
@@ -39,7 +38,6 @@ from tff_pdp.training.record.releases import (
 from tff_pdp.training.rounds import client_metrics, first_state, run_round, warning_of
 from tff_pdp.training.run_folder import (
     FILES_BESIDE,
-    append_metrics,
     check_beside,
     check_engine,
     checkpoints_were_every,
@@ -49,11 +47,18 @@ from tff_pdp.training.run_folder import (
     sweep,
 )
 from tff_pdp.training.spending import Choices, Spending, arithmetic_here, in_newest_attempt, open_run, take_over
+from tff_pdp.training.tracking import RoundReports, Tracking, build_trackers
 from tff_pdp.training.traffic import TrafficCount
 
 
 def train(
-    config: ExperimentConfig, name: str, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+    config: ExperimentConfig,
+    name: str,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    log_file: Path | None = None,
 ) -> Checkpoint:
     """Trains one method of an experiment and returns its final state.
 
@@ -71,18 +76,20 @@ def train(
       resume: whether to continue from the newest checkpoint, if there is one; a run that has ended goes on if the
         experiment has more rounds (`training.going_on`).
       overwrite: whether to start again if a run exists; the old run's spending stays on record (`training.counted`).
-      progress: whether to show a progress bar.
+      progress: whether to show the progress on standard error.
+      log_file: file that lines on the progress are added to; None for no file.
 
     Raises:
       ConfigError: a run exists and neither `resume` nor `overwrite` is given, or the existing run has other settings.
       BudgetError: a round would overspend a silo's budget, and is not run; or nothing is left for further rounds.
       DataError, EngineError: a file is damaged, or the engine fails.
+      KeyboardInterrupt: the user stopped the training; the text has the round, and the number of rounds that are kept.
     """
     if config.tuning.search_for(name):
         raise ConfigError(
             f"{name} has hyper-parameters in tuning.search: run `tff-pdp tune`, or leave out tuning.search"
         )
-    folder = config.algorithm_folder(name)
+    folder, trackers = config.algorithm_folder(name), build_trackers(config)
     with only_writer(folder):
         check_beside(folder, is_replaced=overwrite)
         further = plan_extension(config, name, folder) if resume and not overwrite else None
@@ -100,31 +107,44 @@ def train(
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
             first_data = method.first_phase.round_data("train") if method.first_phase else train_data
-            if method.plan.warning:
-                print(f"{name}: warning: {method.plan.warning}", file=sys.stderr)
-            rounds = range(state.round_number + 1, config.training.rounds + 1)
             total, done = config.training.rounds, state.round_number
-            traffic = TrafficCount(method)
-            bar = tqdm(rounds, name, total, initial=done, unit="round", disable=not progress)
-            for round_number in bar:
+            rounds = range(done + 1, total + 1)
+            traffic, reports = TrafficCount(method), RoundReports(method)
+            shown = stack.enter_context(Progress(name, done, total, is_shown=progress, log_file=log_file))
+            tracked = stack.enter_context(Tracking(config, name, state, run_id_of(folder) or "", trackers))
+            stack.enter_context(_telling_where(name, folder, shown))
+            if method.plan.warning:
+                shown.warn(method.plan.warning)
+            for round_number in rounds:
                 spending.before_round(round_number)
                 started = time.monotonic()
                 own_data = train_data if method.at(round_number) is method else first_data
                 state = run_round(method, state, round_number, own_data)
                 seconds = time.monotonic() - started
-                bar.set_postfix_str(engine.condition(), refresh=False)
                 if round_number == rounds.start and (text := warning_of(method, state)):
-                    tqdm.write(f"{name}: warning: {text}", file=sys.stderr)
-                is_last = round_number == config.training.rounds
+                    shown.warn(text)
+                is_last, report = round_number == total, None
                 if is_last or round_number % config.training.evaluate_every == 0:
-                    metrics = _validation_metrics(method, state, validation_data, train_data)
+                    figures = _validation_metrics(config, method, state, validation_data, train_data)
                     sent = traffic.through(state.server_state["algorithm"], round_number)
-                    append_metrics(folder, round_number, {"seconds": seconds, **sent, **metrics})
+                    report = reports.report(state, seconds, sent, figures)
+                    tracked.round_done(report)
+                shown.round_done(round_number, engine.condition(), report)
                 if is_last or round_number % config.training.checkpoint_every == 0:
                     save(folder, state)
             spending.end(state)
             settle(config, folder)
         return state
+
+
+@contextlib.contextmanager
+def _telling_where(name: str, folder: Path, shown: Progress) -> Iterator[None]:
+    """Adds to a KeyboardInterrupt the round in which the training was stopped, and how many rounds are kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept, reached = checkpoint_files.newest_round(folder / CHECKPOINTS), min(shown.reached + 1, shown.total)
+        raise KeyboardInterrupt(f"{name}: in round {reached} of {shown.total}; {kept} rounds are kept") from None
 
 
 def _start_or_resume(
@@ -214,9 +234,13 @@ def _states_root(config: ExperimentConfig) -> str:
 
 
 def _validation_metrics(
-    method: Method, state: Checkpoint, data: Examples | ClientValues, train_data: Examples | ClientValues
-) -> dict[str, Any]:
-    metric = method.model.metric
-    personal = client_metrics(method, state, data, train_data)["personal"][metric.example_name]
-    mean = mean_over_silos(personal.tolist())
-    return {"metric": metric.name, "higher_is_better": metric.higher_is_better, "mean": json_safe(mean)}
+    config: ExperimentConfig,
+    method: Method,
+    state: Checkpoint,
+    data: Examples | ClientValues,
+    train_data: Examples | ClientValues,
+) -> dict[str, np.ndarray] | None:
+    """Returns exact metrics of personal models on validation examples; None where they are switched off."""
+    if not config.training.nonprivate_metrics:
+        return None
+    return client_metrics(method, state, data, train_data)["personal"]

@@ -192,3 +192,39 @@ def test_ledgers_of_different_kinds_do_not_compose():
         together([build(), other], "a")
     with pytest.raises(ConfigError, match="No ledger"):
         together([build()], "z")
+
+
+def test_the_quick_bound_covers_the_best_one_and_stays_within_the_budget():
+    noise = calibrate_noise_multiplier(2.0, 1e-5, 0.1, 200)
+    step, ledger = poisson_gaussian_event(0.1, noise, 1), build(epsilon=2.0)
+    assert ledger.epsilon_at_most("a") == 0.0
+    ledger.precheck("a", {step: 200})
+    before = 0.0
+    for count in (1, 19, 80, 100):
+        ledger.append("a", step, count, "training")
+        quick = ledger.epsilon_at_most("a")
+        assert max(before, ledger.epsilon("a").best) <= quick <= 2.0
+        before = quick
+    # Renyi's bound alone is above the budget that the best bound meets.
+    assert before == 2.0
+    # A ledger that was read has verified nothing, and accounts.
+    restored = Ledger.from_json(ledger.to_json())
+    assert restored.epsilon_at_most("a") == ledger.epsilon("a").best < 2.0
+    with pytest.raises(ConfigError, match="'b' has no privacy budget"):
+        ledger.epsilon_at_most("b")
+
+
+def test_the_quick_bound_is_honest_about_spending_over_the_budget():
+    stored = build(epsilon=9.0)
+    stored.append("a", STEP, 200, "training")
+    over = Ledger.from_json(stored.to_json().replace("9.0", "0.5"))
+    assert over.epsilon_at_most("a") == over.epsilon("a").best > 0.5
+
+
+def test_the_quick_bound_needs_no_accounting_per_round(count_accounting):
+    ledger = build(epsilon=4.0)
+    ledger.precheck("a", {STEP: 100})
+    for _ in range(100):
+        ledger.append("a", STEP, 1, "training")
+        ledger.epsilon_at_most("a")
+    assert len(count_accounting) == 1

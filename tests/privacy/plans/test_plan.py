@@ -287,3 +287,20 @@ def test_a_ledger_that_was_begun_without_the_distance_is_charged_with_it_before_
     plan.precheck_rest(ledger)
     plan.charge_round(ledger, 1)
     assert [entry.reason for entry in ledger.entries[:3]] == [DRAWN_NOISE] * 3
+
+
+def test_noise_that_is_much_louder_than_the_signal_is_warned_of_before_training():
+    def plan_of(num_parameters):
+        training = PlannedTraining(SIZES, each(1), rounds=10, num_parameters=num_parameters)
+        return read(budgets=for_all(1), noise_multiplier=2.0).build(training)
+
+    # z sqrt(d) / qn: 2 * 100 / 20 is exactly the limit for two silos, and the third has batches of 10.
+    at_limit = plan_of(100**2)
+    ratios = {client_id: at_limit.client_facts(client_id)["noise_to_signal"] for client_id in SIZES}
+    assert ratios == pytest.approx({"a": 10.0, "b": 10.0, "c": 20.0}, rel=1e-5)
+    assert plan_of(40**2).warning == ""
+    warning = plan_of(120**2).warning
+    assert warning.startswith("In 3 of 3 silos the noise on a step's mean gradient is more than 10 times as long")
+    assert "most in 'c', 24 times (z sqrt(d) / qn, with z = 2, d = 14,400 weights, qn = 10 examples)" in warning
+    without = without_privacy(read()).build(PlannedTraining(SIZES, each(1), rounds=10, num_parameters=10**6))
+    assert without.warning == ""

@@ -158,3 +158,29 @@ def test_a_first_load_can_be_repeated_when_the_copy_is_complete(manager, export_
     shutil.copytree(export_dir, tmp_path / "1", dirs_exist_ok=True)
     manager.load()
     assert [status.state for status in manager.statuses.get("toy")] == ["AVAILABLE"]
+
+
+def test_the_first_plain_id_is_warned_of_once_where_ids_are_hashes(manager, exporter, export_dir, tmp_path, caplog):
+    shutil.copytree(export_dir, tmp_path / "1")
+    card = layout.read_document(tmp_path / "1", layout.MODEL_CARD_FILE)
+
+    async def ask_all(*client_ids):
+        for client_id in client_ids:
+            await ask(manager, exporter, client_id, 0)
+
+    def said():
+        return [record.getMessage() for record in caplog.records if "plain id" in record.getMessage()]
+
+    manager.load()
+    # Nothing says that these ids are hashes.
+    assert card.get("client_id_kind") != "hashed"
+    asyncio.run(ask_all("alice", "nobody"))
+    assert said() == []
+    with manager.acquire(ModelSpec("toy")) as version:
+        version.has_hashed_ids = True
+    asyncio.run(ask_all("", "0f" * 16))
+    assert said() == []
+    asyncio.run(ask_all("alice", "nobody"))
+    (text,) = said()
+    assert "toy" in text and "tff-pdp client-id" in text
+    assert "alice" not in text

@@ -70,7 +70,8 @@ def prepared_examples(config: ExperimentConfig, path: Path) -> Iterator[Path]:
       path: an `.npz` file with the arrays x and y of one client, a client dataset, or raw data.
 
     Raises:
-      ConfigError, DataError: there is nothing at the path, or the raw data cannot be prepared, as in `tff_pdp.experiment.prepare.prepare_clients`.
+      ConfigError, DataError: there is nothing at the path, or the raw data cannot be prepared, as in
+        `tff_pdp.experiment.prepare.prepare_clients`.
     """
     if not path.exists():
         raise DataError(

@@ -122,6 +122,21 @@ def epsilon_bounds(
     return _bounds_of_parts(flatten_event(event), delta, adjacency, discretisation)
 
 
+def quick_epsilon(event: dp_accounting.DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Bounds the joint epsilon of all releases in `event` in about a millisecond, by Renyi divergences at few orders.
+
+    Guarantee, Assumes, Raises: as in `epsilon_bounds`; the result is seldom as small as the best bound there.
+
+    >>> event = poisson_gaussian_event(0.01, 1.0, 1000)
+    >>> epsilon_bounds(event, 1e-5).best < quick_epsilon(event, 1e-5, Adjacency.ADD_OR_REMOVE_ONE) < 2.3
+    True
+    """
+    require(0 < delta < 1, "delta", delta, "strictly between 0 and 1")
+    rough = functools.partial(_rough_epsilon, adjacency=adjacency)
+    bound, more = with_grid_noise(flatten_event(event), delta, rough, rough)
+    return bound + more
+
+
 @kept(float, float)
 def _draft_epsilon(parts: tuple, delta: float, adjacency: Adjacency, coarsening: float) -> float:
     """Bounds epsilon in less time than the best bound takes; without coarsening, seldom above the best bound."""
@@ -142,6 +157,8 @@ def _ideal_draft(parts: tuple, delta: float, adjacency: Adjacency, coarsening: f
 
 def _rough_epsilon(parts: tuple, delta: float, adjacency: Adjacency) -> float:
     """Bounds epsilon in little time, where Renyi divergences are known."""
+    if not parts:
+        return 0.0
     if any(releases_without_noise(event) for event, _ in parts):
         return math.inf
     rdp = _rdp_epsilon(parts, delta, adjacency, _FEW_ORDERS)

@@ -46,6 +46,8 @@ FixedEvents = tuple[tuple[dp_accounting.DpEvent, str], ...]
 BY_BUDGET = ("budget", "budget_softmax")
 # The reason in the ledger.
 DRAWN_NOISE = "noise on a grid in place of ideal Gaussians"
+# Noise this many times as long as the longest mean there can be leaves little to learn from one step or round.
+MOST_NOISE_TO_SIGNAL = 10.0
 # How often planned rounds may be drawn: they are drawn anew where the same bits cannot be reproduced.
 _TIMES_DRAWN = 2
 

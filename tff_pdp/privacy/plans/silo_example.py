@@ -29,7 +29,13 @@ from tff_pdp.privacy.mechanisms.feature_scaling import DpMoments
 from tff_pdp.privacy.mechanisms.parameters import Sampler, SiloMechanism
 from tff_pdp.privacy.mechanisms.silo_statistics import NumExamples, PublicNumber
 from tff_pdp.privacy.plans.extension import CONDITION
-from tff_pdp.privacy.plans.plan import Claim, PlannedTraining, PlanSettings, PrivacyPlan
+from tff_pdp.privacy.plans.plan import (
+    MOST_NOISE_TO_SIGNAL,
+    Claim,
+    PlannedTraining,
+    PlanSettings,
+    PrivacyPlan,
+)
 from tff_pdp.privacy.plans.silo_noise import (
     GRADIENTS,
     calibrated_silos,
@@ -78,6 +84,7 @@ class SiloExamplePlan(PrivacyPlan):
       sampler: sampler of batches.
       labels: by client id, the epsilon that `noise_calibration: paper_asymptotic` states for the silo's noise, which is
         no guarantee; empty with other calibrations.
+      num_parameters: d, the number of weights that noise is added to; 0 if unknown.
     """
 
     mechanisms: Mapping[str, SiloMechanism]
@@ -89,6 +96,7 @@ class SiloExamplePlan(PrivacyPlan):
     selection_epsilons: Mapping[str, float] = dataclasses.field(default_factory=dict)
     sampler: Sampler = "poisson"
     labels: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    num_parameters: int = 0
 
     def estimator(self, model: "Model") -> "GradientEstimator":
         """Builds DP-SGD with the plan's sampler and generator."""
@@ -134,7 +142,7 @@ class SiloExamplePlan(PrivacyPlan):
         return [client_id for client_id, one in self.mechanisms.items() if one.noise_multiplier == 0]
 
     def client_facts(self, client_id: str) -> dict[str, Any]:
-        """Returns a silo's number of examples, noise, sampling rate and last round, and its label if there is one."""
+        """Returns a silo's number of examples, its noise, sampling rate and last round, and its label if it has one."""
         mechanism = self.mechanisms[client_id]
         label = {"noise_label": self.labels[client_id]} if self.labels else {}
         return {
@@ -142,13 +150,35 @@ class SiloExamplePlan(PrivacyPlan):
             "noise_multiplier": mechanism.noise_multiplier,
             "sampling_rate": mechanism.sampling_rate,
             "last_round": self.last_rounds[client_id],
+            "noise_to_signal": self.noise_to_signal(client_id),
             **label,
         }
 
+    def noise_to_signal(self, client_id: str) -> float:
+        """Computes the expected norm of the noise on a step's mean gradient, in clip norms: z sqrt(d) / qn."""
+        own = self.mechanisms[client_id]
+        return own.noise_multiplier * math.sqrt(self.num_parameters) / own.expected_batch_size
+
     @property
     def warning(self) -> str:
-        """A warning that labels are no epsilons, with the true epsilons; empty where there are no labels."""
-        return label_warning(self.labels, self.budgets)
+        """Warnings that labels are no epsilons, and that the noise is large; empty where neither is so."""
+        return " ".join(filter(None, [label_warning(self.labels, self.budgets), self._noise_warning()]))
+
+    def _noise_warning(self) -> str:
+        ratios = {client_id: self.noise_to_signal(client_id) for client_id in self.mechanisms}
+        loud = [client_id for client_id, ratio in ratios.items() if ratio > MOST_NOISE_TO_SIGNAL]
+        if not loud:
+            return ""
+        worst = max(loud, key=ratios.__getitem__)
+        own = self.mechanisms[worst]
+        return (
+            f"In {len(loud)} of {len(ratios)} silos the noise on a step's mean gradient is more than "
+            f"{MOST_NOISE_TO_SIGNAL:g} times as long as the longest mean there can be; most in {worst!r}, "
+            f"{ratios[worst]:.3g} times (z sqrt(d) / qn, with z = {own.noise_multiplier:.3g}, "
+            f"d = {self.num_parameters:,} weights, qn = {own.expected_batch_size:.3g} examples): "
+            "little will be learnt from a step. With the same budgets, a quarter of the rounds needs about half of the "
+            "noise, and a larger privacy.batch_size, a smaller model or a larger epsilon lowers the ratio, too."
+        )
 
     @property
     def steps(self) -> int:

@@ -109,6 +109,7 @@ def calibrated_silos(settings: Any, training: PlannedTraining, noise_and_last_ro
         "free_rounds": training.free_rounds,
         "earlier": training.earlier,
         "drawn_noise": drawn_noise,
+        "num_parameters": training.num_parameters,
         "generator": settings.generator,
     }
 

@@ -38,6 +38,7 @@ from tff_pdp.privacy.mechanisms.user_noise import (
 )
 from tff_pdp.privacy.plans.plan import (
     BY_BUDGET,
+    MOST_NOISE_TO_SIGNAL,
     Claim,
     PlannedTraining,
     PlanSettings,
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 USERS = "all users"
 # The reason in the ledger.
 UPDATES = "noised sums of users' updates"
-# Noise this many times as long as the longest update there can be leaves little to learn from one round.
-MOST_NOISE_TO_SIGNAL = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -74,6 +74,12 @@ def complete(folder: Path) -> list[Path]:
     return sorted(folder.glob("round_*"))
 
 
+def newest_round(folder: Path) -> int:
+    """Returns the round of the newest complete checkpoint in a folder; 0 without a checkpoint."""
+    found = complete(folder)
+    return int(found[-1].name.removeprefix("round_")) if found else 0
+
+
 def sweep(folder: Path) -> None:
     """Removes files that a process left when it was killed while writing or removing a checkpoint."""
     for leftover in folder.glob(".round_*"):

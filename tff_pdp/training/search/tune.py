@@ -7,12 +7,11 @@ The result is a trained method with the model that each silo selected, and a led
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import dp_accounting
-from tqdm import tqdm
 
 from tff_pdp.engines.running import Engine
 from tff_pdp.errors import ConfigError
@@ -27,12 +26,14 @@ from tff_pdp.privacy.accounting.ledger import Ledger
 from tff_pdp.privacy.accounting.repeated_runs import search_event
 from tff_pdp.privacy.plans.plan import PrivacyPlan
 from tff_pdp.privacy.plans.search import Search
+from tff_pdp.reports.advice import advice_on_search
 from tff_pdp.reports.content import json_safe
 from tff_pdp.reports.words import between, upper
 from tff_pdp.training import checkpoint as checkpoints
 from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import check_newest, enter_run, say_cost_so_far, settle, tell_registry
 from tff_pdp.training.privacy_facts import claim_of_run
+from tff_pdp.training.progress import Progress
 from tff_pdp.training.record.arithmetic import of_first_version
 from tff_pdp.training.record.charges import ChargesWriter, read_charges
 from tff_pdp.training.record.releases import CHECKPOINTS, SEARCH, check_files, check_record, set_aside, surroundings_of
@@ -118,7 +119,13 @@ class TunedMethod:
 
 
 def tune(
-    config: ExperimentConfig, name: str, *, resume: bool = False, overwrite: bool = False, progress: bool = True
+    config: ExperimentConfig,
+    name: str,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: bool = True,
+    log_file: Path | None = None,
 ) -> TunedMethod:
     """Searches hyper-parameters of one method of an experiment, with the settings `tuning.search`.
 
@@ -138,7 +145,8 @@ def tune(
       name: name of the method to search.
       resume: whether to continue a search that was stopped, if there is one.
       overwrite: whether to start again if a run exists; the old run's cost stays on record (`training.counted`).
-      progress: whether to show a progress bar of the pivot run.
+      progress: whether to show the progress of the pivot run on standard error.
+      log_file: file that lines on the progress are added to; None for no file.
 
     Raises:
       ConfigError: the experiment has no search for this method, the method cannot be searched, a run exists and neither
@@ -164,7 +172,7 @@ def tune(
             if result is None:
                 started = _start_or_resume(config, method, folder, engine, resume)
                 choices.keep_by(functools.partial(_choose, config, folder))
-                result = _search(method, search, folder, started, progress)
+                result = _search(method, search, folder, started, progress, log_file)
         sweep(folder)
         with ChargesWriter(folder) as writer:
             close_run(writer, result)
@@ -201,6 +209,7 @@ def tune_summary(config: ExperimentConfig, tuned: TunedMethod) -> dict[str, Any]
         "claim_reason": tuned.claim_reason,
         "epsilon": {key: {"minimum": min(one), "maximum": max(one)} for key, one in costs.items() if one},
         "selected": tuned.selected,
+        "advice": advice_on_search(tuned.selected, config.tuning.search.values) if config.tuning.search else [],
     }
     return json_safe(summary)
 
@@ -226,6 +235,7 @@ def tune_text(summary: Mapping[str, Any]) -> str:
     ]
     if not summary["epsilon"]:
         lines.append(f"claim: none, and no epsilon: {summary['claim_reason']}")
+    lines += [f"advice: {advice}" for advice in summary["advice"]]
     return "\n".join(lines)
 
 
@@ -310,14 +320,19 @@ def _check_resume(config: ExperimentConfig, method: Method, folder: Path, resume
 
 
 def _search(
-    method: Method, search: Search, folder: Path, state: search_states.SearchState, progress: bool
+    method: Method,
+    search: Search,
+    folder: Path,
+    state: search_states.SearchState,
+    progress: bool,
+    log_file: Path | None,
 ) -> Checkpoint:
     """Runs what is left of a search and saves its result."""
-    numbers = range(1, method.plan.rounds + 1)
-    rounds = tqdm(numbers, f"{method.algorithm.name} pivot run", unit="round", disable=not progress)
     first, run_key, best = state.first, state.first.run_key, list(state.best)
     train_data, validation_data = method.client_data("train"), method.client_data("validation")
-    pivot = run_pivot(method, search, first, train_data, rounds)
+    name = f"{method.algorithm.name} pivot run"
+    with Progress(name, 0, method.plan.rounds, is_shown=progress, log_file=log_file) as shown:
+        pivot = run_pivot(method, search, first, train_data, _shown_rounds(shown))
     numbers = numbers_of_runs(method, search, run_key)
     if progress:  # A bar would count the runs.
         print(f"{method.algorithm.name}: every silo searches by itself", file=sys.stderr)
@@ -341,6 +356,12 @@ def _search(
     beside = surroundings_of(folder, (*FILES_BESIDE, SELECTED_FILE))
     checkpoints.save(folder / CHECKPOINTS, dataclasses.replace(result, surroundings=beside))
     return result
+
+
+def _shown_rounds(shown: Progress) -> Iterator[int]:
+    for number in range(1, shown.total + 1):
+        yield number
+        shown.round_done(number, "", None)
 
 
 def _selected(
