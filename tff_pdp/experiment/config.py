@@ -340,6 +340,18 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
     return experiment_of(content, source)
 
 
+def with_values(config: ExperimentConfig, values: Mapping[str, Any], source: str) -> ExperimentConfig:
+    """Returns an experiment with some values replaced, by dotted key; None removes the key.
+
+    Raises:
+      ConfigError: as in `experiment_of`; messages begin with `source`.
+    """
+    content = config.to_dict()
+    for key, value in values.items():
+        _override(content, key, value, source)
+    return experiment_of(content, source)
+
+
 def experiment_of(content: Any, source: str) -> ExperimentConfig:
     """Converts plain data to an experiment; `source` is the name of the data's source in errors.
 
