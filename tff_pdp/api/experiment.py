@@ -127,7 +127,7 @@ class Experiment:
           DataError: the input is missing or has too many unusable records, or the folder has another dataset.
 
         >>> experiment.prepare().sum().to_dict()
-        {'train': 193, 'validation': 57, 'test': 70}
+        {'train': 1085, 'validation': 330, 'test': 382}
         """
         from tff_pdp.api.frames import clients_frame
         from tff_pdp.experiment.prepare import prepare_clients
@@ -244,7 +244,7 @@ class Experiment:
           DataError: no client has this id; the message has the nearest ids.
 
         >>> {name: array.shape for name, array in experiment.personal_weights("silo_1").items()}
-        {'output/bias': (10,), 'output/kernel': (64, 10)}
+        {'dense_0/kernel': (64, 10), 'dense_0/bias': (10,)}
         """
         return self._personal_models(algorithm).weights(client_id)
 

@@ -206,12 +206,12 @@ def _run_point(point: _Point, names: Sequence[str], *, test: bool, progress: boo
 def _text(composed: pd.DataFrame) -> str:
     """Returns the composed cost of the scope that pays most, in one line."""
     runs, everything = composed["runs"].max(), composed["all_runs"].max()
-    start = f"the {runs} runs of this sweep together"
+    start = "the only run of this sweep" if runs == 1 else f"the {runs} runs of this sweep together"
     unbounded = composed["why_no_bound"] != ""
     if unbounded.any():
         return f"{start}: no epsilon holds ({composed['why_no_bound'][unbounded].iloc[0]})"
     worst = composed["epsilon"].idxmax()
-    line = f"{start} cost {worst} epsilon {upper(composed['epsilon'].max())} at delta {composed['delta'].max():g}"
+    line = f"{start} {'costs' if runs == 1 else 'cost'} {worst} epsilon {upper(composed['epsilon'].max())} at delta {composed['delta'].max():g}"
     if everything == runs:
         return line
     most = composed["all_epsilon"].max()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.engines.devices import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig

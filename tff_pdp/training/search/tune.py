@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dp_accounting
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.engines.running import Engine
 from tff_pdp.errors import ConfigError
