@@ -6,6 +6,7 @@ engine: runs the stages of a job on Beam
 rules: which users and examples are usable, and how examples are split
 options: descriptions of raw data, options of a job, summary of a job
 dataset: writes the client dataset of any job
+tables: CSV and Parquet files of examples, and their schema
 sources: readers of each kind of raw data
 contact_graph: makes rows of features from the people of a contact graph
 epidemic: generated populations, simulated outbreaks

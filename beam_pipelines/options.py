@@ -48,6 +48,9 @@ class RawData:
         `read_users` if a user's examples are in several files. The last stage makes the table of users with
         `beam_pipelines.dataset.clients.user_pieces`.
       parameters: everything else that decides the dataset's content; JSON values, recorded in the manifest.
+      features: shape and types of the examples, where the data decide them; None if the job's options do.
+      class_names: name of each class, in the order of the labels; None if classes have numbers only.
+      treated_as_public: constants taken from the examples of all clients without noise, as in the manifest.
     """
 
     source: str
@@ -60,6 +63,9 @@ class RawData:
     parts: tuple[str, ...] = ()
     user_stages: "Callable[[ClientRules], Sequence[Stage]] | None" = None
     parameters: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    features: FeatureSpec | None = None
+    class_names: tuple[str, ...] | None = None
+    treated_as_public: tuple[str, ...] = ()
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -233,6 +239,7 @@ class Summary:
             **{f"{split}_examples": manifest.num_examples[split] for split in SPLITS},
             "examples_read": manifest.read.examples,
             **{f"dropped ({reason})": tally.examples for reason, tally in sorted(manifest.dropped.items())},
+            **{f"left-out clients ({reason})": list(names) for reason, names in sorted(manifest.left_out.items())},
             **{
                 f"{table} {what}": number
                 for table, counts in sorted(manifest.rows.items())
@@ -249,7 +256,23 @@ class Summary:
 
     def table(self) -> str:
         """Returns the entries of `as_dict` as aligned lines of text."""
-        return "\n".join(f"{key:<48} {value}" for key, value in self.as_dict().items())
+        return "\n".join(f"{_line_key(key):<48} {_line_value(value)}" for key, value in self.as_dict().items())
+
+
+# Number of names of left-out clients that are printed; the manifest has all.
+_NAMES_SHOWN = 10
+
+
+def _line_key(key: str) -> str:
+    """Returns the key of a line for people: the counts of dropped examples are next to counts of clients."""
+    return key.replace("dropped (", "dropped examples (", 1) if key.startswith("dropped (") else key
+
+
+def _line_value(value: Any) -> str:
+    if not isinstance(value, list):
+        return str(value)
+    more = f" and {len(value) - _NAMES_SHOWN} more" if len(value) > _NAMES_SHOWN else ""
+    return f"{len(value)}: {', '.join(value[:_NAMES_SHOWN])}{more}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,7 @@ class Reason(enum.StrEnum):
     UNLISTED_USER = "user_not_in_users_list"
     MALFORMED_USER = "user_data_without_lists_x_and_y"
     REPEATED_KEY = "repeated_key_in_user_data"
+    COLUMNS_MISSING = "file_without_needed_columns"
     LENGTH_MISMATCH = "x_and_y_differ_in_length"
     NUM_SAMPLES_MISMATCH = "num_samples_differs_from_data"
     CONFLICTING_USER = "copies_of_user_differ"
@@ -37,6 +38,9 @@ class Reason(enum.StrEnum):
     LABEL_RANGE = "label_out_of_range"
     LABEL_NOT_FINITE = "label_not_a_finite_number"
     ROW_LENGTH = "row_of_another_length"
+    VALUE_MISSING = "value_missing"
+    VALUE_TYPE = "value_of_wrong_type"
+    VALUE_RANGE = "value_outside_of_schema"
     ROW_VALUES = "row_with_missing_or_wrong_value"
     UNKNOWN_PERSON = "row_of_unknown_person"
     UNKNOWN_PLACE = "row_of_unknown_household_or_place"
@@ -71,11 +75,35 @@ _LEFT_OUT = (
 )
 
 
+# Reasons for which a user, or client, is left out as a whole.
+OF_CLIENTS = frozenset(
+    {
+        Reason.MISSING_USER_DATA,
+        Reason.UNLISTED_USER,
+        Reason.MALFORMED_USER,
+        Reason.REPEATED_KEY,
+        Reason.COLUMNS_MISSING,
+        Reason.LENGTH_MISMATCH,
+        Reason.NUM_SAMPLES_MISMATCH,
+        Reason.CONFLICTING_USER,
+        Reason.TOO_FEW_EXAMPLES,
+        Reason.EMPTY_TRAIN_SPLIT,
+    }
+)
+
+
 class Unusable(NamedTuple):
-    """Reason why an example or a user cannot be used; `found` is the text that the dead letter quotes."""
+    """Reason why an example or a user cannot be used.
+
+    Attributes:
+      reason: the reason.
+      found: text that the dead letter quotes.
+      allowed: values that are allowed instead, in words; empty if the reason says enough.
+    """
 
     reason: Reason
     found: str
+    allowed: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +158,17 @@ class UserRecord:
 
 @dataclasses.dataclass(frozen=True)
 class DeadLetter:
-    """Record that cannot be used; `example` is a position in the user's list, or None for the user as a whole."""
+    """Record that is left out.
+
+    Attributes:
+      source: name of the file.
+      client: name of the user.
+      example: position in the user's list, from 0; None for the user as a whole.
+      reason: reason why the record is left out.
+      raw: beginning of the value at fault, as JSON.
+      num_examples: number of examples that are left out.
+      allowed: values that are allowed, in words; empty if the reason says enough.
+    """
 
     source: str
     client: str
@@ -138,6 +176,18 @@ class DeadLetter:
     reason: Reason
     raw: str
     num_examples: int = 1
+    allowed: str = ""
+
+    def text(self) -> str:
+        """Describes the record in one line: client, file, value found and values allowed.
+
+        >>> DeadLetter("a.npz", "ann", 4, Reason.LABEL_RANGE, "6", allowed="a whole number from 0 to 5").text()
+        "client 'ann', example 4 of a.npz: found 6; allowed: a whole number from 0 to 5"
+        """
+        place = f"client {self.client!r}" + ("" if self.example is None else f", example {self.example}")
+        source = f" {'in' if self.example is None else 'of'} {self.source}" if self.source else ""
+        allowed = f"; allowed: {self.allowed}" if self.allowed else ""
+        return f"{place}{source}: found {self.raw}{allowed}"
 
 
 def raw_excerpt(value: Any) -> str:

@@ -161,6 +161,25 @@ class ExampleRule:
         reason, raw = self._value_problem(x)
         return (reason, raw) if reason else self._label_problem(y)
 
+    def allowed(self, reason: Reason, x: Any, y: Any) -> str:
+        """Describes the values that are allowed where an example has a problem; empty if the reason says enough.
+
+        >>> ExampleRule(50, 6, are_images=False).allowed(Reason.LABEL_RANGE, None, 6)
+        'a whole number from 0 to 5 (data.num_classes is 6); where labels begin at 1, subtract 1'
+        """
+        if isinstance(x, Unusable):
+            return x.allowed
+        if reason in (Reason.FEATURE_COUNT, Reason.PIXEL_COUNT):
+            return f"{self.num_values} values (the product of data.input_shape); this example has {np.size(x)}"
+        if reason in (Reason.LABEL_RANGE, Reason.LABEL_NOT_INTEGER):
+            words = f"a whole number from 0 to {self.num_classes - 1} (data.num_classes is {self.num_classes})"
+            if isinstance(y, str):
+                return f"{words}; number the names of classes, or read a table with data.kind table, which keeps names"
+            return f"{words}; where labels begin at 1, subtract 1" if y == self.num_classes else words
+        if reason in (Reason.LABEL_NOT_FINITE, Reason.FEATURE_NOT_FINITE):
+            return "finite numbers within the range of float32"
+        return "numbers from 0 to 1" if reason == Reason.PIXEL_RANGE else ""
+
     def _are_all_sound(self, x: list[Any], y: list[Any]) -> bool:
         """Tells whether all examples are valid, in one check that is far faster than one check for each example."""
         if not x or not all(isinstance(row, np.ndarray) and row.size == self.num_values for row in x):

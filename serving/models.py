@@ -32,6 +32,7 @@ class PersonalModels:
       make_weights: function `(shared, own) -> weights` of TensorFlow operations, such as a hypernetwork with arguments
         `(parameters, descriptor)`; None if the arrays in `shared` and `own` are the weights themselves.
       layout: `stacked`, `clusters` (several clients may own a row) or `hypernetwork` (`make_weights` computes weights).
+      class_names: name of each class, in the order of the labels; None if classes have numbers only.
     """
 
     model: Model
@@ -41,6 +42,12 @@ class PersonalModels:
     stacked: Arrays
     make_weights: Callable[[Weights, Weights], Weights] | None = None
     layout: str = STACKED
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Returns the text for each class in answers: its name or, without names, its number."""
+        return self.class_names or tuple(map(str, range(self.model.num_classes)))
 
     @property
     def num_rows(self) -> int:

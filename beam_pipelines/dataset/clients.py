@@ -93,12 +93,14 @@ def _judge_user(user: UserRecord, rule: ExampleRule) -> _UserRow:
     letters: list[DeadLetter] = []
     x, y, valid = np.zeros((0, rule.num_values), np.float32), np.zeros(0, y_dtype), np.zeros(0, np.int64)
     if reason is not None:
-        letters = [DeadLetter(user.source, user.client, None, reason, raw_excerpt(raw), user.num_examples)]
+        allowed = user.problem.allowed if user.problem else ""
+        letters = [DeadLetter(user.source, user.client, None, reason, raw_excerpt(raw), user.num_examples, allowed)]
     else:
         problems = rule.problems(user.x, user.y)
         valid = np.array([place for place in range(len(user.x)) if place not in problems], np.int64)
         for place, (why, found) in problems.items():
-            letters.append(DeadLetter(user.source, user.client, place, why, raw_excerpt(found)))
+            allowed = rule.allowed(why, user.x[place], user.y[place])
+            letters.append(DeadLetter(user.source, user.client, place, why, raw_excerpt(found), allowed=allowed))
         if len(valid):
             x = np.array([user.x[place] for place in valid])
             y = np.array([user.y[place] for place in valid], y_dtype)
@@ -255,17 +257,26 @@ def _chosen_examples(copies: dict[str, list[_UserRow]], rules: ClientRules, cont
 def _divide(row: _UserRow, rules: ClientRules, context: TaskContext) -> Iterator[_Chosen]:
     size = len(row.y)
     if size < rules.min_examples:
-        count_users(context, Reason.TOO_FEW_EXAMPLES, users=1, examples=size)
+        at_least = f"at least {rules.min_examples} (data.min_examples_per_client)"
+        _leave_out(row, Reason.TOO_FEW_EXAMPLES, at_least, context)
         return
     ids = _example_ids(row.x, row.y)
     splits = rules.splits.divide(row.client, ids, row.is_test, row.is_validation)
     if not len(splits["train"]) and not (rules.splits.by_user or row.is_held_out):
-        count_users(context, Reason.EMPTY_TRAIN_SPLIT, users=1, examples=size)
+        _leave_out(row, Reason.EMPTY_TRAIN_SPLIT, "at least one in the training split", context)
         return
     count_users(context, KEPT, users=1, examples=size)
     for split, chosen in sorted(splits.items()):
         if len(chosen):
             yield _Chosen(row.client, split, row.x[chosen], row.y[chosen], ids[chosen])
+
+
+def _leave_out(row: _UserRow, reason: Reason, allowed: str, context: TaskContext) -> None:
+    """Counts a client that a rule of the job leaves out, and keeps the client's name as a dead letter."""
+    size = len(row.y)
+    count_users(context, reason, users=1, examples=size)
+    found = raw_excerpt(f"{size} valid examples")
+    context.letters.append(DeadLetter(row.source, row.client, None, reason, found, size, allowed))
 
 
 def _pieces(waiting: dict[int, list[_UserRow]]) -> Iterator[Piece]:
@@ -312,7 +323,8 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
     """
     if raw.has_test_examples and options.split_by == "user":
         raise DataError(f"{options.input}: has test examples of its own, so split_by must be sample, not user")
-    features = FeatureSpec.of(tuple(options.input_shape), options.num_classes)
+    features = raw.features or FeatureSpec.of(tuple(options.input_shape), options.num_classes)
+    options = dataclasses.replace(options, input_shape=features.shape, num_classes=features.num_classes)
     rules = ClientRules(
         features=features,
         examples=ExampleRule(math.prod(options.input_shape), options.num_classes, raw.are_images),
@@ -336,5 +348,7 @@ def run_client_dataset_job(raw: RawData, options: ClientDatasetOptions) -> Summa
         features=features,
         num_shards=options.num_shards,
         stages=client_stages(raw, rules),
+        class_names=raw.class_names,
+        treated_as_public=raw.treated_as_public,
     )
     return run_dataset_job(job, options)

@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from beam_pipelines.dataset.staging import (
     is_half_published,
     keep_dead_letters,
     publish,
+    read_dead_letters,
     shard_name,
     staging_folder,
     write_index,
 )
 from beam_pipelines.engine.stages import Stage
 from beam_pipelines.options import JobOptions, Summary
+from beam_pipelines.records import OF_CLIENTS, DeadLetter
 from tff_pdp.data.manifest import (
     FORMAT_VERSION,
     INDEX_FILE,
@@ -49,6 +52,8 @@ class DatasetJob:
       num_shards: number of shards that the last stage writes.
       stages: stages of the job, which write the shards and dead letters.
       row_influence: bound on how many rows one person or pair can change; None if rows are independent.
+      class_names: name of each class; None if classes have numbers only.
+      treated_as_public: constants taken from the examples of all clients, as in the manifest.
     """
 
     parameters: Mapping[str, Any]
@@ -57,6 +62,8 @@ class DatasetJob:
     num_shards: int
     stages: tuple[Stage, ...]
     row_influence: RowInfluence | None = None
+    class_names: tuple[str, ...] | None = None
+    treated_as_public: tuple[str, ...] = ()
 
     def config_hash(self) -> str:
         """Hashes everything that decides the dataset's content; jobs that write the same dataset have equal hashes."""
@@ -127,6 +134,7 @@ def _check_quality(options: JobOptions, counts: Counts, staging: Path, output: P
     if not too_bad and counts.kept.users:
         return
     kept_at = Path(options.dead_letters or output.with_name(f"{output.name}.dead_letters")).absolute()
+    letters = list(read_dead_letters(staging))
     keep_dead_letters(staging, kept_at)
     if too_bad:
         problem = (
@@ -135,7 +143,34 @@ def _check_quality(options: JobOptions, counts: Counts, staging: Path, output: P
         )
     else:
         kind, problem = EXAMPLES, f"no client is left of the {counts.read.users} users read"
-    raise DataError(f"{options.input}: {problem}; {counts.describe_dropped(kind)}; dead letters are kept in {kept_at}")
+    raise DataError(
+        f"{options.input}: {problem}; {counts.describe_dropped(kind)}{_examples_of(letters)}; dead letters are kept in "
+        f"{kept_at}"
+    )
+
+
+# Number of reasons of which an error shows a record.
+_REASONS_SHOWN = 3
+
+
+def _examples_of(letters: Sequence[DeadLetter]) -> str:
+    """Describes one dead letter of each of the most frequent reasons; empty without letters that have a value."""
+    # Clients that are left out by a rule are the reason only where nothing was bad.
+    bad = [letter for letter in letters if letter.raw and letter.reason.is_bad_input]
+    shown_of = bad or [letter for letter in letters if letter.raw]
+    first = {letter.reason: letter for letter in reversed(shown_of)}
+    frequent = Counter(letter.reason for letter in shown_of).most_common(_REASONS_SHOWN)
+    shown = [f"{reason}: {first[reason].text()}" for reason, _ in frequent]
+    return f"; for example {' | '.join(shown)}" if shown else ""
+
+
+def _left_out(letters: Iterable[DeadLetter]) -> dict[str, tuple[str, ...]]:
+    """Returns the sorted names of the clients that were left out as a whole, by reason."""
+    names: dict[str, set[str]] = {}
+    for letter in letters:
+        if letter.example is None and letter.reason in OF_CLIENTS and letter.client:
+            names.setdefault(letter.reason.value, set()).add(letter.client)
+    return {reason: tuple(sorted(found)) for reason, found in sorted(names.items())}
 
 
 def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, staging: Path) -> Manifest:
@@ -160,6 +195,9 @@ def _describe(job: DatasetJob, seed: int, config_hash: str, counts: Counts, stag
         index=FileRecord.of(staging, INDEX_FILE),
         row_influence=job.row_influence,
         rows=counts.rows,
+        class_names=job.class_names,
+        left_out=_left_out(read_dead_letters(staging)),
+        treated_as_public=job.treated_as_public,
     )
 
 

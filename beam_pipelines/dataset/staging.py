@@ -5,6 +5,7 @@ Jobs with equal input and options write shards and an index of equal bytes.
 
 import contextlib
 import dataclasses
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from beam_pipelines.engine.tasks import REPORT_FOLDER
+from beam_pipelines.records import DeadLetter, Reason
 from tff_pdp.data.manifest import DEAD_LETTER_FOLDER, INDEX_FILE, SHARD_FOLDER, SUCCESS_FILE, mark_finished
 from tff_pdp.errors import DataError, UserError
 from tff_pdp.files import atomic_file, is_attempt, naming, sync, write_atomically
@@ -108,6 +110,15 @@ def keep_dead_letters(staging: Path, destination: Path) -> None:
     remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(staging / DEAD_LETTER_FOLDER, destination)
+
+
+def read_dead_letters(staging: Path) -> Iterator[DeadLetter]:
+    """Reads the dead letters that the tasks of a job have written, in the order of the files' names."""
+    for path in sorted((staging / DEAD_LETTER_FOLDER).glob("*.jsonl")):
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                fields = json.loads(line)
+                yield DeadLetter(**{**fields, "reason": Reason(fields["reason"])})
 
 
 def remove(path: Path) -> None:

@@ -4,6 +4,7 @@ images: labelled images; single image files
 partition: divides pooled examples; writes the demo's divided digits
 leaf: LEAF JSON, whole or split
 silo_files: `.mat`, `.json`, `.npz`; arrays that another kind has written
+table: CSV and Parquet, by the schema of their columns
 mnist: MNIST, MNIST by writer, EMNIST
 cifar: CIFAR-10 and CIFAR-100, unpickled safely
 divided: pooled images by class, Dirichlet, shards or evenly; Fashion-MNIST

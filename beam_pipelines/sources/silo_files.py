@@ -30,7 +30,7 @@ from tff_pdp.errors import DataError
 from tff_pdp.files import replacing
 from tff_pdp.settings import Finite
 
-_NUMBERS = "biuf"
+_NUMBERS, _TEXT = "biuf", "US"
 _BRIGHTEST = 255
 
 
@@ -157,6 +157,9 @@ def _user_of_arrays(client: str, source: str, x: Any, y: Any, is_test: np.ndarra
     labels = _describe(y)
     if isinstance(y, np.ndarray) and y.ndim >= 1 and y.size == len(y) and y.dtype.kind in _NUMBERS:
         labels = y.astype(np.int64 if y.dtype == bool else y.dtype).ravel().tolist()
+    elif isinstance(y, np.ndarray) and y.ndim >= 1 and y.size == len(y) and y.dtype.kind in _TEXT:
+        # Each is reported as a label that is no number, with its name.
+        labels = [str(label) for label in y.ravel()]
     num_samples = len(rows) if isinstance(rows, list) else None
     stated = None if is_test is None else is_test.astype(bool).ravel().tolist()
     return UserRecord(client, source, rows, labels, num_samples, is_test=stated)

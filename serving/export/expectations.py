@@ -9,13 +9,13 @@ import numpy as np
 import tensorflow as tf
 
 from serving.export.model_checks import weight_bytes_per_example
-from serving.export.served_module import answers_of
+from serving.export.served_module import CLASS, answers_of
 from serving.export.signatures import examples_signature, takes_images
 from serving.models import GLOBAL_ROW, Arrays, PersonalModels
 from serving.saved_model import layout
 from serving.saved_model.servable import load_servable
 from serving.saved_model.warmup import example
-from serving.verify.answers import check_answers
+from serving.verify.answers import TOLERANCE, check_answers
 from serving.verify.fresh_process import Expectation
 from tff_pdp.models.base import Model
 
@@ -59,11 +59,11 @@ def build_expectations(
         # All signatures call one function, so further batches need not go through each signature.
         for signature_name in layout.PREDICT_SIGNATURES if batch is first else layout.PREDICT_SIGNATURES[:1]:
             inputs = {"client_id": np.array(client_ids, object), "x": x}
-            expected.append(Expectation(signature_name, inputs, _predicted(model, client_ids, right)))
+            expected.append(Expectation(signature_name, inputs, _predicted(models, client_ids, right)))
         if batch is first:
-            expected.append(_expected_of_examples(model, client_ids, x, right))
+            expected.append(_expected_of_examples(models, client_ids, x, right))
     if takes_images(model.input_shape):
-        expected.append(_expected_of_images(model, references, size))
+        expected.append(_expected_of_images(models, references, size))
     return expected
 
 
@@ -88,7 +88,7 @@ def expectations_of_version(export_dir: Path, models: PersonalModels) -> dict[st
             inputs = {"client_id": np.array(client_ids, object), "x": examples}
             answers = servable.predict(signature_name, inputs)
             of_model = _answers(models.model, models.weights_of_row(row), examples)
-            check_answers(str(export_dir), answers, _predicted(models.model, client_ids, of_model))
+            check_answers(str(export_dir), answers, _predicted(models, client_ids, of_model))
             expected[client_id] = Expectation(signature_name, inputs, answers)
     return expected
 
@@ -102,15 +102,28 @@ def _answers(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:
     return model.answers(model.predict(tensors, tf.constant(x))).numpy()
 
 
-def _predicted(model: Model, client_ids: list[str], right: np.ndarray) -> dict[str, np.ndarray]:
-    name, _ = answers_of(model)
-    return {name: right, "personalized": np.array([client_id != "" for client_id in client_ids])}
+def _predicted(models: PersonalModels, client_ids: list[str], right: np.ndarray) -> dict[str, np.ndarray]:
+    name, _ = answers_of(models.model)
+    outputs = {name: right, "personalized": np.array([client_id != "" for client_id in client_ids])}
+    # Where two classes are as likely, rounding decides which of them is the answer.
+    if models.class_names is not None and _margin(right) > 2 * TOLERANCE:
+        outputs[CLASS] = np.array([models.class_names[place].encode() for place in right.argmax(axis=-1)], object)
+    return outputs
 
 
-def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, right: np.ndarray) -> Expectation:
+def _margin(probabilities: np.ndarray) -> float:
+    """Returns the smallest difference between the largest and the second largest probability of an example."""
+    ordered = np.sort(probabilities, axis=-1)
+    return float((ordered[:, -1] - ordered[:, -2]).min()) if ordered.shape[-1] > 1 else 1.0
+
+
+def _expected_of_examples(
+    models: PersonalModels, client_ids: list[str], x: np.ndarray, right: np.ndarray
+) -> Expectation:
+    model = models.model
     serialised = [example(client_id, one).SerializeToString() for client_id, one in zip(client_ids, x, strict=True)]
     if model.num_classes:
-        classes = np.array([[str(label).encode() for label in range(model.num_classes)]] * len(x), object)
+        classes = np.array([[label.encode() for label in models.labels]] * len(x), object)
         outputs = {tf.saved_model.CLASSIFY_OUTPUT_CLASSES: classes, tf.saved_model.CLASSIFY_OUTPUT_SCORES: right}
     else:
         outputs = {tf.saved_model.REGRESS_OUTPUTS: right}
@@ -118,8 +131,9 @@ def _expected_of_examples(model: Model, client_ids: list[str], x: np.ndarray, ri
     return Expectation(examples_signature(model), inputs, outputs)
 
 
-def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: int) -> Expectation:
+def _expected_of_images(models: PersonalModels, references: Mapping[str, Arrays], size: int) -> Expectation:
     """Returns a request with one image of no client, for some clients."""
+    model = models.model
     pixels = np.random.default_rng(1).integers(0, 256, model.input_shape, np.uint8)
     content = tf.io.encode_png(pixels).numpy()
     client_ids = list(references)[: min(size, NUM_EXAMPLES)]
@@ -127,4 +141,4 @@ def _expected_of_images(model: Model, references: Mapping[str, Arrays], size: in
     with tf.device("/CPU:0"):
         right = np.concatenate([_answers(model, references[client_id], x) for client_id in client_ids])
     inputs = {"client_id": np.array(client_ids, object), "image_bytes": np.array([content] * len(client_ids), object)}
-    return Expectation(layout.IMAGES_SIGNATURE, inputs, _predicted(model, client_ids, right))
+    return Expectation(layout.IMAGES_SIGNATURE, inputs, _predicted(models, client_ids, right))

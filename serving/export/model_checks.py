@@ -73,6 +73,7 @@ def check_models(models: PersonalModels) -> None:
       ServingError: a check fails; the message names the weight or the client.
     """
     _check_layout(models)
+    _check_class_names(models)
     check_client_ids(models)
     _check_rows(models)
     for name, array in (*models.shared.items(), *models.stacked.items()):
@@ -134,6 +135,19 @@ def _check_layout(models: PersonalModels) -> None:
         )
     if both := sorted(set(models.shared) & set(models.stacked)):
         raise ServingError(f"Weights {', '.join(both)} are both shared and stacked; keep one of both.")
+
+
+def _check_class_names(models: PersonalModels) -> None:
+    names = models.class_names
+    if names is None:
+        return
+    if len(names) != models.model.num_classes or len(set(names)) != len(names):
+        raise ServingError(
+            f"There are {len(names)} names of classes, {len(set(names))} different ones; the model has "
+            f"{models.model.num_classes} classes, each with a name of its own."
+        )
+    for name in names:
+        encode_id(name)
 
 
 def _check_rows(models: PersonalModels) -> None:

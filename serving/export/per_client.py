@@ -118,6 +118,7 @@ def _content(models: PersonalModels, documents: Documents) -> str:
         "client_ids": list(models.client_ids),
         "layout": models.layout,
         "tensorflow": tf.__version__,
+        **({} if models.class_names is None else {"class_names": list(models.class_names)}),
     }
     try:
         digest = hashlib.sha256(json.dumps(about, sort_keys=True, allow_nan=False).encode())

@@ -11,6 +11,8 @@ from tff_pdp.models.base import Model, Weights
 # The vocabulary's first line, so that the others are numbered from one; TensorFlow refuses empty lines and empty files.
 GLOBAL_ID = "<global>"
 _GLOBAL_LINE = 0
+# The output with names of classes.
+CLASS = "class"
 
 
 class ServedModule(tf.Module):
@@ -52,15 +54,24 @@ class ServedModule(tf.Module):
           x: float32 `[batch, *input_shape]`, finite.
 
         Returns:
-          `probabilities` float32 `[batch, num_classes]`, or for a regression `values` float32 `[batch]`; and
-          `personalized` bool `[batch]`, false where the client is unknown and the global model answered.
+          `probabilities` float32 `[batch, num_classes]`, or for a regression `values` float32 `[batch]`;
+          `personalized` bool `[batch]`, false where the client is unknown and the global model answered; and, if
+          classes have names, `class` string `[batch]`, the name of the class with the largest probability.
         """
         model = self._models.model
         client_id, x = _checked(client_id, x, model)
         line = self._lines.lookup(client_id)
         name, shape = answers_of(model)
         answers = tf.ensure_shape(model.answers(self._outputs(line, x)), shape)
-        return {name: answers, "personalized": tf.not_equal(line, _GLOBAL_LINE)}
+        outputs = {name: answers, "personalized": tf.not_equal(line, _GLOBAL_LINE)}
+        if self._models.class_names is not None:
+            outputs[CLASS] = tf.gather(tf.constant(self._models.class_names), tf.argmax(answers, axis=-1))
+        return outputs
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Returns the text for each class in answers."""
+        return self._models.labels
 
     def _outputs(self, line: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         shared = {name: one.read_value() for name, one in zip(sorted(self._models.shared), self.shared, strict=True)}

@@ -3,7 +3,7 @@
 Images in requests are PNG or JPEG bytes; the graph decodes images to examples like the training examples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +54,13 @@ def build_signatures(module: ServedModule, model: Model) -> dict[str, Any]:
             return serve(client_id, decode_images(image_bytes, model.input_shape))
 
         signatures[layout.IMAGES_SIGNATURE] = predict_images.get_concrete_function()
-    signatures[examples_signature(model)] = _examples_signature(serve, model).get_concrete_function(
+    signatures[examples_signature(model)] = _examples_signature(serve, model, module.labels).get_concrete_function(
         tf.TensorSpec([None], tf.string, name=tf.saved_model.CLASSIFY_INPUTS)
     )
     return signatures
 
 
-def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model):
+def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model, class_labels: Sequence[str]):
     features = {
         "client_id": tf.io.FixedLenFeature([], tf.string, default_value=""),
         "x": tf.io.FixedLenFeature(model.input_shape, tf.float32),
@@ -73,7 +73,7 @@ def _examples_signature(serve: Callable[..., dict[str, tf.Tensor]], model: Model
 
     @tf.function(autograph=False)
     def classify(examples: tf.Tensor) -> dict[str, tf.Tensor]:
-        labels = tf.constant([[str(label) for label in range(model.num_classes)]])
+        labels = tf.constant([list(class_labels)])
         return {
             tf.saved_model.CLASSIFY_OUTPUT_CLASSES: tf.tile(labels, tf.stack([tf.shape(examples)[0], 1])),
             tf.saved_model.CLASSIFY_OUTPUT_SCORES: answers_to(examples),

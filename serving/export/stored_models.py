@@ -41,13 +41,15 @@ def read_models(
         rows = checkpoint.get_tensor(_key("rows"))
         lines = (export_dir / layout.VOCABULARY_FILE).read_bytes().decode().split("\n")
         of_layout = details["layout"]
+        class_names = details.get("class_names")
     except (KeyError, TypeError, ValueError, OSError, tf.errors.OpError) as error:
         raise ServingError(f"{export_dir} does not hold models of this package: {error}.") from error
     if lines[0] != GLOBAL_ID or lines[-1] or len(lines) - 1 != len(rows) or rows[0] != GLOBAL_ROW:
         raise ServingError(f"{export_dir / layout.VOCABULARY_FILE} does not fit the rows of the export; export again.")
     if of_layout == HYPERNETWORK and make_weights is None:
         raise ServingError(f"{path}: make_weights is needed to read models of the layout 'hypernetwork'.")
-    models = PersonalModels(model, lines[1:-1], rows[1:], shared, stacked, make_weights, of_layout)
+    named = None if class_names is None else tuple(class_names)
+    models = PersonalModels(model, lines[1:-1], rows[1:], shared, stacked, make_weights, of_layout, named)
     _check_weights_can_be_made(export_dir, models)
     check_models(models)
     return models

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -79,6 +79,7 @@ class Prepare(OnExperiment):
     The experiment's data.kind determines the form of data.input:
       leaf                   a folder of LEAF JSON of images, or with LEAF's folders train and test
       silo_files             feature vectors of silos: .mat, LEAF-like .json, .npz
+      table                  CSV or Parquet: a file per client, or a column of clients (docs/own_data.md)
       mnist_writers          MNIST's idx.gz files and QMNIST's table of their 539 writers
       fed_emnist             TFF's emnist_all.sqlite[.lzma], or its older .h5 files
       nist_sd19              NIST SD19's by_class and by_write, by writer: raw FEMNIST
@@ -355,9 +356,10 @@ class Predict(OnExperiment):
         x, y = examples.x[: self.num_examples], examples.y[: self.num_examples]
         prediction = self._client().predict(_served_name(config, client_id), [client_id] * len(x), x)
         answers = zip(y, prediction.answers, prediction.personalized, strict=True)
-        rows = [{**_answer(label, answer), "personalized": bool(own)} for label, answer, own in answers]
+        names = clients.manifest.class_names
+        rows = [{**_answer(label, answer, names), "personalized": bool(own)} for label, answer, own in answers]
         text = "\n".join(
-            f"label {row['label']:g}: predicted {row['predicted']:g}"
+            f"label {_shown(row['label'])}: predicted {_shown(row['predicted'])}"
             + (f" with probability {row['probability']:.3f}" if "probability" in row else "")
             + f" by the {'personal' if row['personalized'] else 'global'} model"
             for row in rows
@@ -476,8 +478,17 @@ def _served_name(config: "ExperimentConfig", exported_id: str) -> str:
     return own.name if is_divided else base_path.name
 
 
-def _answer(label: Any, answer: Any) -> dict[str, Any]:
-    """Returns one example's label and prediction, by a classifier (probabilities `[num_classes]`) or a regression."""
+def _shown(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def _answer(label: Any, answer: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    """Returns one example's label and prediction, by a classifier (probabilities `[num_classes]`) or a regression.
+
+    Classes have their names if `names` is given, otherwise their numbers.
+    """
     if answer.ndim:
-        return {"label": int(label), "predicted": int(answer.argmax()), "probability": float(answer.max())}
+        numbers = {"label": int(label), "predicted": int(answer.argmax())}
+        classes = numbers if names is None else {key: names[number] for key, number in numbers.items()}
+        return {**classes, "probability": float(answer.max())}
     return {"label": float(label), "predicted": float(answer)}

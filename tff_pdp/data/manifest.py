@@ -156,6 +156,10 @@ class Manifest:
       row_influence: bound on the rows that one person can change, if rows are made of a contact graph; None if examples
         are independent.
       rows: counts of rows by table, for input tables and intermediate tables; empty unless examples are made of tables.
+      class_names: name of each class, in the order of the labels; None if classes have numbers only.
+      left_out: names of the clients that were left out as a whole, by reason.
+      treated_as_public: constants that the job took from the examples of all clients without noise, in words, such as
+        `classes of 'activity' (6)`. Privacy statements list these constants.
       format_version: version of this layout.
     """
 
@@ -173,6 +177,9 @@ class Manifest:
     index: FileRecord
     row_influence: RowInfluence | None = None
     rows: Mapping[str, RecordCounts] = dataclasses.field(default_factory=dict)
+    class_names: tuple[str, ...] | None = None
+    left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    treated_as_public: tuple[str, ...] = ()
     format_version: int = FORMAT_VERSION
 
     def save(self, dataset: Path) -> None:

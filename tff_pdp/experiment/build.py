@@ -18,7 +18,7 @@ from tff_pdp.algorithms.hyper_parameters import AUTO
 from tff_pdp.algorithms.minibatch import build_minibatch
 from tff_pdp.algorithms.phases import ADAPTATION, Phases, in_phases
 from tff_pdp.data.client_dataset import ClientDataset
-from tff_pdp.data.manifest import MANIFEST_FILE
+from tff_pdp.data.manifest import MANIFEST_FILE, Manifest
 from tff_pdp.engines.devices import are_operations_deterministic, gpus, use_deterministic_operations
 from tff_pdp.engines.ray_workers.calls import PoolOptions
 from tff_pdp.engines.running import Engine, running_engine
@@ -286,7 +286,7 @@ def computations_key(
         },
         "phase": phase,
         "model": content["model"],
-        "features": [content["data"]["input_shape"], content["data"]["num_classes"], num_clients],
+        "features": [*data_shapes(config), num_clients],
         "privacy": [privacy.sampler, privacy.selection_loss_bound, privacy.generator],
         "rounds": [content["training"]["rounds"], config.federated_rounds],
         "weighting": content["training"]["weighting"],
@@ -366,7 +366,20 @@ def build_model(config: ExperimentConfig) -> Model:
         raise ConfigError(f"missing key model.kind: one of {', '.join(MODELS.own)}, or module:name")
     builder = MODELS.find(kind)
     settings = read_settings(settings_of(builder, SHAPES), given, "the experiment", "model")
-    return builder(config.data.input_shape, config.data.num_classes, **msgspec.structs.asdict(settings))
+    return builder(*data_shapes(config), **msgspec.structs.asdict(settings))
+
+
+def data_shapes(config: ExperimentConfig) -> tuple[tuple[int, ...], int]:
+    """Returns the shape of an example and the number of classes: the settings' or, if these leave it open, the data's.
+
+    Raises:
+      DataError: the settings leave a number open, and the client dataset has not been prepared or is damaged.
+    """
+    shape, num_classes = config.data.input_shape, config.data.num_classes
+    if shape and num_classes is not None:
+        return shape, num_classes
+    features = Manifest.load(config.clients_folder).features
+    return shape or features.shape, features.num_classes if num_classes is None else num_classes
 
 
 def model_seed(config: ExperimentConfig) -> int:
@@ -387,7 +400,7 @@ def open_clients(config: ExperimentConfig) -> ClientDataset:
     """
     clients = ClientDataset.open(config.clients_folder)
     features = clients.manifest.features
-    expected = (config.data.input_shape, config.data.num_classes)
+    expected = data_shapes(config)
     if (features.shape, features.num_classes) != expected:
         raise ConfigError(
             f"{config.clients_folder} holds examples of shape {features.shape} in {features.num_classes} classes, but "

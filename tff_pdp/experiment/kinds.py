@@ -15,6 +15,7 @@ SOURCES: Kinds[type[SourceSettings]] = Kinds(
     {
         "leaf": f"{_SOURCES}.leaf:Leaf",
         "silo_files": f"{_SOURCES}.silo_files:SiloFiles",
+        "table": f"{_SOURCES}.table:Table",
         "mnist_writers": f"{_SOURCES}.mnist:MnistWriters",
         "fed_emnist": f"{_SOURCES}.fed_emnist:FedEmnist",
         "nist_sd19": f"{_SOURCES}.nist:NistSd19",

@@ -88,6 +88,8 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
             stack.enter_context(experiment_engine(config))
             trained = trained_clients(method, state, model_seed(config), exported_id)
             served = served_models(trained, config.export.layout)
+        class_names = method.clients.manifest.class_names
+        served = dataclasses.replace(served, models=dataclasses.replace(served.models, class_names=class_names))
         all_runs = cost_of_all_runs(config, method)
         is_divided = served.layout == PER_CLIENT
         report = _privacy_report(config, method, state, exported_id, is_divided=is_divided, all_runs=all_runs)
@@ -143,6 +145,7 @@ def _model_card(
             for key in ("claim", "claim_reason", "composed", "budget_exposure", "personal_models")
         },
         "layout": served.layout,
+        **({} if served.models.class_names is None else {"class_names": list(served.models.class_names)}),
     }
 
 

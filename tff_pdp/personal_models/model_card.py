@@ -10,7 +10,7 @@ import msgspec
 from serving.client_ids import ClientIdHash
 from serving.saved_model import layout
 from tff_pdp.errors import ConfigError, ServingError
-from tff_pdp.experiment.build import SHAPES
+from tff_pdp.experiment.build import SHAPES, data_shapes
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.hparams import FROM_EXPERIMENT
 from tff_pdp.experiment.kinds import ALGORITHMS, MODELS
@@ -120,6 +120,7 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
     name = config.export.algorithm
     model, method = dict(config.model), dict(config.algorithms[name])
     kind = str(model.pop("kind"))
+    shape, num_classes = data_shapes(config)
     settings_of_model = settings_of(MODELS.find(kind), SHAPES)
     model.pop("seed", None)
     taken = settings_of(ALGORITHMS.find(config.kind_of(name)), FROM_EXPERIMENT)
@@ -127,8 +128,8 @@ def _settings(config: ExperimentConfig) -> dict[str, Any]:
     given = {key: value for key, value in method.items() if key in own}
     settings = {
         "model.kind": kind,
-        "data.input_shape": config.data.input_shape,
-        "data.num_classes": config.data.num_classes,
+        "data.input_shape": shape,
+        "data.num_classes": num_classes,
         **_filled("model", settings_of_model, model),
         f"algorithms.{name}.kind": config.kind_of(name),
         **_filled(f"algorithms.{name}", taken, given),
