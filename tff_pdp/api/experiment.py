@@ -6,6 +6,7 @@ method imports the code that does the work.
 
 import copy
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from tff_pdp.api.sweep import Sweep
     from tff_pdp.personal_models.export import Exported
 
+# A data frame of raw data, in the experiment's folder.
+FRAME_FILE = "frame.parquet"
+
 
 class Sections(TypedDict, total=False):
     """The sections of an experiment, as in YAML; `tff_pdp.experiment.config.ExperimentConfig` explains each section."""
 
     title: str
     output: str | os.PathLike[str]
-    data: Mapping[str, Any]
+    data: "Mapping[str, Any] | pd.DataFrame"
     model: Mapping[str, Any]
     privacy: Mapping[str, Any]
     training: Mapping[str, Any]
@@ -75,12 +79,15 @@ class Experiment:
     def __init__(self, **sections: Unpack[Sections]):
         """Makes an experiment from its sections, which are checked exactly as those of a YAML file.
 
-        Values may be NumPy numbers and arrays, and paths.
+        Values may be NumPy numbers and arrays, and paths. `data` may be a pandas data frame with a column `client`, a
+        column `label`, and a column for each feature. For other names, and further settings of `data.kind: table`,
+        `data` is a mapping whose `input` is the data frame. `prepare` writes the frame to `frame.parquet` in `output`.
 
         Raises:
           ConfigError: a key is unknown or missing, or a value has a wrong type or range.
         """
-        self._set(experiment_of(_plain(sections), "Experiment"))
+        content, frame = _without_frame(sections)
+        self._set(experiment_of(_plain(content), "Experiment"), frame)
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> "Experiment":
@@ -103,8 +110,8 @@ class Experiment:
         made._set(load_experiment(os.fspath(path), {key: _plain(value) for key, value in (overrides or {}).items()}))
         return made
 
-    def _set(self, config: ExperimentConfig) -> None:
-        self.config = config
+    def _set(self, config: ExperimentConfig, frame: "pd.DataFrame | None" = None) -> None:
+        self.config, self._frame = config, frame
         self._models: dict[str, PersonalModels] = {}
         self._summary: dict[str, Any] | None = None
 
@@ -132,6 +139,11 @@ class Experiment:
         from tff_pdp.api.frames import clients_frame
         from tff_pdp.experiment.prepare import prepare_clients
 
+        if self._frame is not None:
+            from beam_pipelines.tables.files import write_table
+
+            # An equal frame makes an equal file, so that the job finds its dataset.
+            write_table(self._frame, Path(self.config.data.input))
         prepare_clients(self.config, overwrite=overwrite)
         self._forget()
         return clients_frame(ClientDataset.open(self.config.clients_folder))
@@ -254,14 +266,16 @@ class Experiment:
         """Predicts labels with one client's personal model, in this process.
 
         Args:
-          x: examples `[n, *input_shape]`, of numbers: an array, or a data frame with a column for each feature.
+          x: examples `[n, *input_shape]`, of numbers: an array, or a data frame. If the client dataset was made of
+            tables, a data frame has the columns of features that the tables have, categories and texts included.
           client_id: id of the client; None for the model of unknown clients, as an export has it.
           algorithm: name of the method; by default, the method that `export.algorithm` names.
           probabilities: whether to return the probability of each class, in a column for each class, instead.
 
         Returns:
           One row for each example, with the index of `x` if `x` is a data frame. For a classifier, the columns are
-          `predicted` and `probability`; for a regression, the column is `predicted`.
+          `predicted`, the name or the number of the most probable class, and `probability` of this class. For a
+          regression, the only column is `predicted`.
 
         Raises:
           ConfigError: the method has not been trained to its last round.
@@ -418,6 +432,23 @@ class Experiment:
     def _forget(self) -> None:
         """Drops results that a new preparation or training makes invalid."""
         self._models, self._summary = {}, None
+
+
+def _without_frame(sections: Mapping[str, Any]) -> tuple[dict[str, Any], "pd.DataFrame | None"]:
+    """Returns the sections with the path of a file in place of a data frame, and the frame; None without a frame."""
+    data = sections.get("data")
+    if _is_frame(data):
+        data = {"kind": "table", "input": data, "client_column": "client", "label_column": "label"}
+    frame = data.get("input") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or not _is_frame(frame):
+        return dict(sections), None
+    path = Path(sections.get("output") or ".") / FRAME_FILE
+    return {**sections, "data": {**data, "input": path}}, frame
+
+
+def _is_frame(value: Any) -> bool:
+    # Nobody has a frame who has not imported pandas.
+    return "pandas" in sys.modules and isinstance(value, sys.modules["pandas"].DataFrame)
 
 
 def _rounds_done(config: ExperimentConfig, name: str) -> int:

@@ -2,18 +2,22 @@
 
 import contextlib
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import tensorflow as tf
 
+from beam_pipelines.tables.columns import Column
+from tff_pdp.data.manifest import Manifest
 from tff_pdp.errors import DataError
 from tff_pdp.experiment.build import experiment_engine, model_seed
 from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.models.base import Model
 from tff_pdp.personal_models.trained_clients import TrainedClients, as_arrays, nbytes, trained_clients
+from tff_pdp.settings import read_settings
 from tff_pdp.training.client_store.states import close_states
 from tff_pdp.training.evaluate import load_trained
 from tff_pdp.training.record.charges import run_id_of
@@ -40,7 +44,7 @@ class PersonalModels:
         self._config, self._algorithm = config, algorithm
         self._kept: dict[str | None, ModelWeights] = {}
         self._model: Model | None = None
-        self._class_names: Sequence[Any] = ()
+        self._manifest: Manifest | None = None
         self.run = run_id_of(config.algorithm_folder(algorithm))
 
     def weights(self, client_id: str | None) -> ModelWeights:
@@ -60,13 +64,14 @@ class PersonalModels:
         """Predicts labels with one client's model; for None, with the model for unknown clients.
 
         Args:
-          x: examples `[n, *input_shape]`, of numbers: an array, or a data frame with a column for each feature.
+          x: examples `[n, *input_shape]`, of numbers: an array, or a data frame. If the client dataset was made of
+            tables, a data frame has the columns of features that the tables have, categories and texts included.
           client_id: id of the client.
           probabilities: whether to return the probability of each class, in a column for each class, instead.
 
         Returns:
           One row for each example, with the index of `x` if `x` is a data frame. For a classifier, the columns are
-          `predicted`, the most probable class, and `probability` of this class. For a regression, the only column is
+          `predicted`, the name or the number of the most probable class, and `probability` of this class. For a regression, the only column is
           `predicted`.
 
         Raises:
@@ -74,10 +79,11 @@ class PersonalModels:
           ConfigError: the method has not been trained to its last round.
         """
         weights = self.weights(client_id)
-        model = self._model
-        assert model is not None
+        model, manifest = self._model, self._manifest
+        assert model is not None and manifest is not None
         index = x.index if isinstance(x, pd.DataFrame) else None
-        examples = _examples(x, model.input_shape)
+        columns = manifest.parameters.get("columns") if isinstance(x, pd.DataFrame) else None
+        examples = _examples(x if columns is None else _encoded(x, columns, model.input_shape), model.input_shape)
         parts = [
             model.answers(model.predict(weights, tf.constant(examples[first : first + _BATCH]))).numpy()
             for first in range(0, len(examples), _BATCH)
@@ -86,7 +92,7 @@ class PersonalModels:
         answers = np.concatenate(parts or [empty])
         if not model.num_classes:
             return pd.DataFrame({"predicted": answers}, index=index)
-        names = np.array(self._class_names if len(self._class_names) else range(model.num_classes))
+        names = np.array(manifest.class_names or range(model.num_classes))
         if probabilities:
             return pd.DataFrame(answers, columns=names, index=index)
         return pd.DataFrame({"predicted": names[answers.argmax(axis=1)], "probability": answers.max(axis=1)}, index)
@@ -102,7 +108,7 @@ class PersonalModels:
             stack.enter_context(experiment_engine(config))
             trained = trained_clients(method, state, model_seed(config))
             self._model = trained.served_model
-            self._class_names = getattr(method.clients.manifest, "class_names", None) or ()
+            self._manifest = method.clients.manifest
             if client_id is None:
                 self._kept[None] = trained.served_global_weights()
             elif len(trained.client_ids) * nbytes(trained.served_model.init(0)) <= _KEPT_BYTES:
@@ -128,6 +134,25 @@ def _examples(x: Any, input_shape: tuple[int, ...]) -> np.ndarray:
         wanted = ", ".join(map(str, ("n", *input_shape)))
         raise DataError(f"x has shape {examples.shape}, but the model takes examples of shape ({wanted})")
     return examples
+
+
+def _encoded(frame: pd.DataFrame, columns: Mapping[str, Any], input_shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the rows of a data frame as examples, by the columns that the client dataset was made of.
+
+    Raises:
+      DataError: a column is missing, or a value cannot be used.
+    """
+    parts = []
+    for name, content in columns.items():
+        if name not in frame.columns:
+            raise DataError(f"x has no column {name!r}; the model takes the columns {', '.join(columns)}")
+        column: Column = read_settings(Column, content, "manifest.json", f"columns.{name}")
+        numbers, faults = column.numbers(pyarrow.array(frame[name], from_pandas=True))
+        if faults:
+            row, value = frame.index[faults[0].row], faults[0].found
+            raise DataError(f"x, row {row!r}, column {name!r}: {value!r} must be {column.words}")
+        parts.append(numbers)
+    return np.concatenate(parts, axis=1).reshape(len(frame), *input_shape)
 
 
 def check_client(client_id: str, client_ids: Sequence[str]) -> None:
