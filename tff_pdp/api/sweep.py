@@ -108,8 +108,9 @@ def run_sweep(
     names = list(algorithms or _swept(config, values))
     num_clients = len(open_clients(config).client_ids)
     for point in points:
-        # All points, before the first point spends its budget.
-        for algorithm, _ in build_methods(point.config, num_clients)[1].values():
+        # All points, before the first point spends its budget. A model may have its shapes from the client dataset.
+        prepared = with_values(point.config, {"output": config.output}, "sweep")
+        for algorithm, _ in build_methods(prepared, num_clients)[1].values():
             point.config.privacy.check(algorithm, point.config.training.weighting)
     rows = []
     with keep_computations({}):
