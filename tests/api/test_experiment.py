@@ -112,7 +112,7 @@ def test_what_comes_before_training_says_so(name, build):
 
 def test_a_method_that_the_experiment_lacks_is_named(trained):
     for call in (trained.train, lambda name: trained.personal_weights("silo_00", name)):
-        with pytest.raises(ConfigError, match="^'ditto' is not in this experiment, which has: local_only, mr_mtl$"):
+        with pytest.raises(ConfigError, match=r"^'ditto' is not in this experiment, which has: local_only, mr_mtl$"):
             call("ditto")
 
 
@@ -163,7 +163,9 @@ def test_predictions_are_those_that_the_metrics_are_of(trained, monkeypatch, kep
         assert (found["predicted"].to_numpy() == test.y).mean() == pytest.approx(measured["mr_mtl", client_id])
         # A linear model, worked out in float64.
         weights = trained.personal_weights(client_id)
-        logits = test.x.reshape(len(test.x), -1).astype(np.float64) @ weights["dense_0/kernel"] + weights["dense_0/bias"]
+        logits = (
+            test.x.reshape(len(test.x), -1).astype(np.float64) @ weights["dense_0/kernel"] + weights["dense_0/bias"]
+        )
         shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         everything = trained.predict(test.x, client_id, probabilities=True)
         np.testing.assert_allclose(everything.to_numpy(), shares, rtol=1e-4)
@@ -184,9 +186,11 @@ def test_weights_are_copies_and_unknown_clients_have_a_model(trained):
 
 def test_a_frame_keeps_its_index_and_no_example_is_an_empty_answer(trained):
     frame = pd.DataFrame(np.zeros((2, 3)), index=["a", "b"])
-    with pytest.raises(DataError, match=r"^x has shape \(2, 3\), but the model takes examples of shape \(n, 8, 8, 1\)$"):
+    with pytest.raises(
+        DataError, match=r"^x has shape \(2, 3\), but the model takes examples of shape \(n, 8, 8, 1\)$"
+    ):
         trained.predict(frame, "silo_00")
-    with pytest.raises(DataError, match="^x must hold numbers: "):
+    with pytest.raises(DataError, match=r"^x must hold numbers: "):
         trained.predict([["a"]], "silo_00")
     none = trained.predict(np.zeros((0, 8, 8, 1)), "silo_00")
     assert (len(none), list(none.columns)) == (0, ["predicted", "probability"])
@@ -195,9 +199,9 @@ def test_a_frame_keeps_its_index_and_no_example_is_an_empty_answer(trained):
 @pytest.mark.parametrize("call", ["personal_weights", "predict"])
 def test_an_unknown_client_is_told_the_nearest_ids(trained, call):
     arguments = [np.zeros((1, 8, 8, 1))] if call == "predict" else []
-    with pytest.raises(DataError, match="^no client 'silo_1' among 3 clients; the nearest ids are silo_01, silo_0"):
+    with pytest.raises(DataError, match=r"^no client 'silo_1' among 3 clients; the nearest ids are silo_01, silo_0"):
         getattr(trained, call)(*arguments, "silo_1")
-    with pytest.raises(DataError, match="ids are silo_00, silo_01, silo_02, ...$"):
+    with pytest.raises(DataError, match=r"ids are silo_00, silo_01, silo_02, \.\.\.$"):
         getattr(trained, call)(*arguments, "ward")
 
 

@@ -1,4 +1,4 @@
-"""What runs and sweeps have spent, beside an accountant that is asked directly."""
+"""The spending of runs and sweeps, beside an accountant that is asked directly."""
 
 from pathlib import Path
 

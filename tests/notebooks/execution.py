@@ -1,6 +1,6 @@
 """Executes a notebook in a kernel of its own, as Jupyter does.
 
-`python -m tests.notebooks.execution` executes all notebooks and writes their outputs, without what goes to stderr.
+`python -m tests.notebooks.execution` executes all notebooks and writes their outputs, without progress and warnings.
 """
 
 import contextlib
@@ -23,7 +23,9 @@ TIMEOUT = 240
 def execute(notebook: Path, folder: Path) -> Any:
     """Executes a notebook in a folder, in which it writes its files; raises CellExecutionError if a cell fails."""
     content = nbformat.read(notebook, as_version=4)
-    client = NotebookClient(content, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        content, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    )
     with _environment(folder):
         client.execute()
     return content
@@ -53,7 +55,10 @@ def refresh(notebook: Path) -> None:
     for cell in content.cells:
         cell.metadata.clear()
         if cell.cell_type == "code":
-            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+            # Neither progress nor what packages display as they are imported.
+            cell.outputs = [
+                one for one in cell.outputs if one.output_type == "execute_result" or one.get("name") == "stdout"
+            ]
     content.metadata.pop("widgets", None)
     nbformat.write(content, notebook)
 

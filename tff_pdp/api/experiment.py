@@ -242,9 +242,7 @@ class Experiment:
         self._evaluated()
         return Path(self.config.output) / "report.html"
 
-    def personal_weights(
-        self, client_id: str | None = None, algorithm: str | None = None
-    ) -> "dict[str, np.ndarray]":
+    def personal_weights(self, client_id: str | None = None, algorithm: str | None = None) -> "dict[str, np.ndarray]":
         """Returns the weights of one client's personal model, as float32 arrays by name.
 
         Args:

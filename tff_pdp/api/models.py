@@ -71,8 +71,8 @@ class PersonalModels:
 
         Returns:
           One row for each example, with the index of `x` if `x` is a data frame. For a classifier, the columns are
-          `predicted`, the name or the number of the most probable class, and `probability` of this class. For a regression, the only column is
-          `predicted`.
+          `predicted`, the name or the number of the most probable class, and `probability` of this class. For a
+          regression, the only column is `predicted`.
 
         Raises:
           DataError: no client has this id, or `x` has another shape.

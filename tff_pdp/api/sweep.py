@@ -133,8 +133,8 @@ def short_names(keys: Sequence[str] | Mapping[str, Any]) -> dict[str, str]:
 
     >>> short_names(["algorithms.mr_mtl.prox_weight", "training.rounds"])
     {'algorithms.mr_mtl.prox_weight': 'prox_weight', 'training.rounds': 'rounds'}
-    >>> short_names(["algorithms.mr_mtl.learning_rate", "algorithms.ditto.learning_rate"])["algorithms.ditto.learning_rate"]
-    'algorithms.ditto.learning_rate'
+    >>> list(short_names(["algorithms.mr_mtl.prox_weight", "algorithms.ditto.prox_weight"]).values())
+    ['algorithms.mr_mtl.prox_weight', 'algorithms.ditto.prox_weight']
     """
     last = [key.rpartition(".")[2] for key in keys]
     return {key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)}
@@ -211,8 +211,8 @@ def _text(composed: pd.DataFrame) -> str:
     unbounded = composed["why_no_bound"] != ""
     if unbounded.any():
         return f"{start}: no epsilon holds ({composed['why_no_bound'][unbounded].iloc[0]})"
-    worst = composed["epsilon"].idxmax()
-    line = f"{start} {'costs' if runs == 1 else 'cost'} {worst} epsilon {upper(composed['epsilon'].max())} at delta {composed['delta'].max():g}"
+    worst, epsilon, delta = composed["epsilon"].idxmax(), composed["epsilon"].max(), composed["delta"].max()
+    line = f"{start} {'costs' if runs == 1 else 'cost'} {worst} epsilon {upper(epsilon)} at delta {delta:g}"
     if everything == runs:
         return line
     most = composed["all_epsilon"].max()
