@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from _pytest.doctest import DoctestItem
 
-# Modules of the names that `tff_pdp` exports.
+# Modules of the names that `tff_pdp` exports, with examples that need an experiment.
 _PUBLIC = (
-    "tff_pdp.api.",
-    "tff_pdp.experiment.config",
+    "tff_pdp.api.experiment",
     "tff_pdp.experiment.prepare",
     "tff_pdp.personal_models.export",
+    "tff_pdp.personal_models.new_clients.personalize",
     "tff_pdp.training.evaluate",
+    "tff_pdp.training.search.tune",
     "tff_pdp.training.train",
     "tff_pdp.verification.experiment",
 )
@@ -36,7 +37,9 @@ def example_of_the_api(tmp_path_factory):
     arrays = {f"{name}/x": images[rows] / 16 for name, rows in silos.items()}
     digits = folder / "digits.npz"
     np.savez(digits, **arrays, **{f"{name}/y": labels[rows] for name, rows in silos.items()})
-    own = SimpleNamespace(folder=folder, digits=str(digits))
+    newcomer = folder / "newcomer.npz"
+    np.savez(newcomer, x=images[::9] / 16, y=labels[::9])
+    own = SimpleNamespace(folder=folder, digits=str(digits), newcomer=newcomer)
     with _own_state(own.folder):
         own.experiment = tff_pdp.Experiment(
             title="Four silos of digits",
@@ -68,7 +71,7 @@ def _own_state(folder):
 
 @pytest.fixture(autouse=True)
 def examples_have_an_experiment(request, doctest_namespace):
-    """Adds `experiment`, its `config`, a free `folder` and the file `digits` to the names of those examples."""
+    """Adds to the names of those examples: `experiment`, its `config`, a free `folder`, files `digits` and `newcomer`."""
     node = request.node
     if not (isinstance(node, DoctestItem) and node.dtest.globs["__name__"].startswith(_PUBLIC)):
         yield
@@ -79,6 +82,7 @@ def examples_have_an_experiment(request, doctest_namespace):
         config=own.experiment.config,
         folder=str(own.folder / "another"),
         digits=own.digits,
+        newcomer=own.newcomer,
     )
     with _own_state(own.folder):
         yield

@@ -44,7 +44,7 @@ def history_frame(config: ExperimentConfig, names: Sequence[str]) -> pd.DataFram
     """
     parts = {name: _flat(read_metrics(config.algorithm_folder(name))) for name in names}
     rows = [{ALGORITHM: name, **row} for name, own in parts.items() for row in own]
-    columns = None if rows else [ALGORITHM, "round", "mean"]
+    columns = None if rows else pd.Index([ALGORITHM, "round", "mean"])
     return pd.DataFrame(rows, columns=columns).set_index([ALGORITHM, "round"])
 
 
@@ -63,7 +63,7 @@ def methods_frame(summary: Mapping[str, Any]) -> pd.DataFrame:
     """
     frame = pd.DataFrame(summary["algorithms"].values(), index=pd.Index(summary["algorithms"], name=ALGORITHM))
     frame = frame.astype({name: float for name in _FIGURES})
-    return frame[[*_FIGURES, *(name for name in frame.columns if name not in _FIGURES)]]
+    return frame.reindex(columns=[*_FIGURES, *(name for name in frame.columns if name not in _FIGURES)])
 
 
 def client_results_frame(summary: Mapping[str, Any]) -> pd.DataFrame:

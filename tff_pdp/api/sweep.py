@@ -122,7 +122,7 @@ def run_sweep(
         first = points[0].config
         method = build_method(first, names[0])
     runs = {run_id_of(point.config.algorithm_folder(name)) for point in points for name in names}
-    composed = composed_frame(first, method, runs - {None})
+    composed = composed_frame(first, method, {run for run in runs if run is not None})
     text = _text(composed)
     print(text, file=sys.stderr, flush=True)
     return Sweep(pd.DataFrame(rows), composed, text)
@@ -206,15 +206,18 @@ def _run_point(point: _Point, names: Sequence[str], *, test: bool, progress: boo
 
 def _text(composed: pd.DataFrame) -> str:
     """Returns the composed cost of the scope that pays most, in one line."""
-    runs, everything = composed["runs"].max(), composed["all_runs"].max()
+    columns = {str(name): composed[name].to_numpy() for name in composed.columns}
+    runs, everything = int(columns["runs"].max()), int(columns["all_runs"].max())
     start = "the only run of this sweep" if runs == 1 else f"the {runs} runs of this sweep together"
-    unbounded = composed["why_no_bound"] != ""
-    if unbounded.any():
-        return f"{start}: no epsilon holds ({composed['why_no_bound'][unbounded].iloc[0]})"
-    worst, epsilon, delta = composed["epsilon"].idxmax(), composed["epsilon"].max(), composed["delta"].max()
-    line = f"{start} {'costs' if runs == 1 else 'cost'} {worst} epsilon {upper(epsilon)} at delta {delta:g}"
+    reasons = [reason for reason in columns["why_no_bound"] if reason]
+    if reasons:
+        return f"{start}: no epsilon holds ({reasons[0]})"
+    worst = int(columns["epsilon"].argmax())
+    epsilon, delta = float(columns["epsilon"][worst]), float(columns["delta"].max())
+    cost = f"{composed.index[worst]} epsilon {upper(epsilon)} at delta {delta:g}"
+    line = f"{start} {'costs' if runs == 1 else 'cost'} {cost}"
     if everything == runs:
         return line
-    most = composed["all_epsilon"].max()
+    most = float(columns["all_epsilon"].max())
     total = f"epsilon {upper(most)}" if math.isfinite(most) else "no finite epsilon"
     return f"{line}; all {everything} releases on record on these records: {total}"

@@ -205,6 +205,9 @@ class ExperimentConfig(Settings):
         may be left out if your name is the method's name.
       export: settings of the export.
       tuning: settings that were chosen by looking at results, and a private search for hyper-parameters.
+
+    >>> load_experiment("demo", {"output": "runs/mine"}).algorithm_folder("mr_mtl")
+    PosixPath('runs/mine/mr_mtl')
     """
 
     title: Name
@@ -331,6 +334,9 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 
     Raises:
       ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or range.
+
+    >>> load_experiment("demo", {"training.rounds": 50}).training.rounds
+    50
     """
     shipped = CONFIGS / f"{path}.yaml"
     content = read_yaml(shipped if shipped.is_file() and not Path(path).is_file() else path)

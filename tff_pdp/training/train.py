@@ -74,6 +74,9 @@ def train(
       ConfigError: a run exists and neither `resume` nor `overwrite` is given, or the existing run has other settings.
       BudgetError: a round would overspend a silo's budget; the round is not run.
       DataError, EngineError: a file is damaged, or the engine fails.
+
+    >>> train(config, "mr_mtl", resume=True, progress=False).round_number
+    4
     """
     if config.tuning.search_for(name):
         raise ConfigError(

@@ -24,6 +24,9 @@ def verify(place: Path) -> Iterator[Finding]:
 
     Raises:
       ConfigError: the folder is neither the output folder of an experiment, nor the folder of one of its runs.
+
+    >>> any(finding.status == Status.PROBLEM for finding in verify(Path(config.output)))
+    False
     """
     if is_run(place):
         output, runs = place.parent, [place]
