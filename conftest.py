@@ -39,7 +39,7 @@ def example_of_the_api(tmp_path_factory):
     np.savez(digits, **arrays, **{f"{name}/y": labels[rows] for name, rows in silos.items()})
     newcomer = folder / "newcomer.npz"
     np.savez(newcomer, x=images[::9] / 16, y=labels[::9])
-    own = SimpleNamespace(folder=folder, digits=str(digits), newcomer=newcomer)
+    own = SimpleNamespace(folder=folder, digits=str(digits), newcomer=newcomer, computations={})
     with _own_state(own.folder):
         own.experiment = tff_pdp.Experiment(
             title="Four silos of digits",
@@ -61,6 +61,15 @@ def example_of_the_api(tmp_path_factory):
     return own
 
 
+@pytest.fixture(scope="session")
+def process_of_examples():
+    """The process that verifies exports of examples: each process would import TensorFlow anew."""
+    from serving.verify.fresh_process import FreshProcess
+
+    with FreshProcess() as process:
+        yield process
+
+
 @contextlib.contextmanager
 def _own_state(folder):
     with pytest.MonkeyPatch.context() as patch:
@@ -76,7 +85,12 @@ def examples_have_an_experiment(request, doctest_namespace):
     if not (isinstance(node, DoctestItem) and node.dtest.globs["__name__"].startswith(_PUBLIC)):
         yield
         return
+    from tff_pdp.experiment.build import keep_computations
+    from tff_pdp.personal_models import export
+    from tff_pdp.personal_models.new_clients import version
+
     own = request.getfixturevalue("example_of_the_api")
+    process = request.getfixturevalue("process_of_examples")
     doctest_namespace.update(
         experiment=own.experiment,
         config=own.experiment.config,
@@ -84,5 +98,7 @@ def examples_have_an_experiment(request, doctest_namespace):
         digits=own.digits,
         newcomer=own.newcomer,
     )
-    with _own_state(own.folder):
+    with _own_state(own.folder), keep_computations(own.computations), pytest.MonkeyPatch.context() as patch:
+        for module in (export, version):
+            patch.setattr(module, "FreshProcess", lambda: contextlib.nullcontext(process))
         yield
