@@ -1,13 +1,27 @@
-"""Data frames as raw data, and as examples to predict."""
+"""Data frames as raw data, as examples to predict, and as histories."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import tff_pdp as tp
+from tff_pdp.api import frames
 from tff_pdp.errors import DataError
 
 WARDS = ["east", "north", "west"]
+
+
+def test_histories_are_flat_and_have_a_mean_in_any_case(trained, monkeypatch):
+    rows = [
+        {"format_version": 1, "round": 1, "seconds": 0.5, "nonprivate": {"metric": "accuracy", "mean": 0.25}},
+        {"format_version": 1, "round": 2, "seconds": 0.5},
+    ]
+    monkeypatch.setattr(frames, "read_metrics", lambda folder: rows if folder.name == "mr_mtl" else [])
+    found = frames.history_frame(trained.config, ["local_only", "mr_mtl"])
+    assert found.index.to_list() == [("mr_mtl", 1), ("mr_mtl", 2)]
+    assert found.columns.to_list() == ["mean", "seconds"]
+    assert found["mean"].fillna(-1).to_list() == [0.25, -1]
+    assert frames.history_frame(trained.config, ["local_only"]).empty
 
 
 def patients(number=90):

@@ -36,22 +36,24 @@ def history_frame(config: ExperimentConfig, names: Sequence[str]) -> pd.DataFram
 
     Returns:
       One row for each validation, with the index levels `algorithm` and `round`, ascending. Columns are the figures of
-      `metrics.jsonl`: `mean` of the metric over clients, `seconds` of the round, and others. Figures that the file
-      nests have a `/` in their names. A method that was trained with a private search has no rows.
+      `metrics.jsonl`: `mean` of the metric over clients, which is exact and not private, `seconds` of the round, and
+      others. `mean` is NaN where exact figures are switched off. A method that was trained with a private search has
+      no rows.
 
     Raises:
       DataError: a file is missing or damaged.
     """
-    parts = {name: _flat(read_metrics(config.algorithm_folder(name))) for name in names}
-    rows = [{ALGORITHM: name, **row} for name, own in parts.items() for row in own]
-    columns = None if rows else pd.Index([ALGORITHM, "round", "mean"])
-    return pd.DataFrame(rows, columns=columns).set_index([ALGORITHM, "round"])
+    rows = [{ALGORITHM: name, **_flat(row)} for name in names for row in read_metrics(config.algorithm_folder(name))]
+    columns = list(dict.fromkeys([ALGORITHM, "round", "mean", *(key for row in rows for key in row)]))
+    return pd.DataFrame(rows, columns=pd.Index(columns)).set_index([ALGORITHM, "round"])
 
 
-def _flat(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns rows of metrics without nesting, and without what is the same in each row."""
-    shown = [{key: value for key, value in row.items() if key not in _CONSTANT} for row in rows]
-    return pd.json_normalize(shown, sep="/").to_dict("records") if shown else []
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row of metrics without nesting, and without constants; exact figures of clients may be nested."""
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        found |= _flat(value) if isinstance(value, Mapping) else {} if key in _CONSTANT else {key: value}
+    return found
 
 
 def methods_frame(summary: Mapping[str, Any]) -> pd.DataFrame:

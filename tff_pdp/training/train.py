@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from tff_pdp.engines.client_values import ClientValues
 from tff_pdp.engines.running import Engine
