@@ -80,7 +80,7 @@ def _own_state(folder):
 
 @pytest.fixture(autouse=True)
 def examples_have_an_experiment(request, doctest_namespace):
-    """Adds to the names of those examples: `experiment`, its `config`, a free `folder`, files `digits` and `newcomer`."""
+    """Gives those examples the names `experiment`, `config`, `folder` (a free one), `digits` and `newcomer` (files)."""
     node = request.node
     if not (isinstance(node, DoctestItem) and node.dtest.globs["__name__"].startswith(_PUBLIC)):
         yield
