@@ -215,6 +215,16 @@ def test_models_of_a_run_that_was_replaced_are_dropped(build):
     assert not all(np.array_equal(before[name], after[name]) for name in before)
 
 
+def test_advice_names_arguments_and_no_options_of_commands(build):
+    made = build()
+    made.train(progress=False)
+    with pytest.raises(ConfigError, match="overwrite=True") as of_settings:
+        build(training__rounds=1).train(progress=False)
+    with pytest.raises(ConfigError, match="resume=True or overwrite=True") as of_run:
+        made.train(resume=False, progress=False)
+    assert not any("--" in str(one.value) for one in (of_settings, of_run))
+
+
 @pytest.mark.parametrize("engine", ["inprocess", "native"])
 def test_everything_runs_inside_a_running_event_loop(build, engine):
     parallelism = "auto" if engine == "native" else "loop"

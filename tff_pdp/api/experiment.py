@@ -4,16 +4,18 @@ An import of this module, and the making of an experiment, import no TensorFlow:
 method imports the code that does the work.
 """
 
+import contextlib
 import copy
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.manifest import SUCCESS_FILE
-from tff_pdp.errors import ConfigError
+from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.experiment.config import ExperimentConfig, experiment_of, load_experiment
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from tff_pdp.api.sweep import Sweep
     from tff_pdp.personal_models.export import Exported
 
+# Options of commands that are arguments of methods here.
+_OPTION = re.compile(r"--(overwrite|resume)\b")
 # A data frame of raw data, in the experiment's folder.
 FRAME_FILE = "frame.parquet"
 
@@ -144,7 +148,8 @@ class Experiment:
 
             # An equal frame makes an equal file, so that the job finds its dataset.
             write_table(self._frame, Path(self.config.data.input))
-        prepare_clients(self.config, overwrite=overwrite)
+        with _options_of_python():
+            prepare_clients(self.config, overwrite=overwrite)
         self._forget()
         return clients_frame(ClientDataset.open(self.config.clients_folder))
 
@@ -198,8 +203,9 @@ class Experiment:
         self._forget()
         for name in names:
             run = tune if self.config.tuning.search_for(name) else train
-            # A new run has nothing to go on from.
-            run(self.config, name, resume=resume and not overwrite, overwrite=overwrite, progress=progress)
+            with _options_of_python():
+                # A new run has nothing to go on from.
+                run(self.config, name, resume=resume and not overwrite, overwrite=overwrite, progress=progress)
         return history_frame(self.config, names)
 
     def evaluate(self, by: Literal["algorithm", "client"] = "algorithm") -> "pd.DataFrame":
@@ -430,6 +436,16 @@ class Experiment:
     def _forget(self) -> None:
         """Drops results that a new preparation or training makes invalid."""
         self._models, self._summary = {}, None
+
+
+@contextlib.contextmanager
+def _options_of_python() -> Iterator[None]:
+    """Replaces options of commands, which messages advise, by the arguments of the same names."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        told = _OPTION.sub(lambda option: f"{option[1]}=True", str(error))
+        raise type(error)(told) from error
 
 
 def _without_frame(sections: Mapping[str, Any]) -> tuple[dict[str, Any], "pd.DataFrame | None"]:
