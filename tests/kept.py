@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 # Those of experiments, from settings to served models.
-FOLDERS = [("tests", name) for name in ("experiment", "training", "personal_models", "e2e", "faults")]
+FOLDERS = [("tests", name) for name in ("api", "experiment", "training", "personal_models", "e2e", "faults")]
 # Those that only calibrate noise.
 CALIBRATING = [("tests", "reproduce"), ("tests", "privacy", "plans")]
 

@@ -46,6 +46,17 @@ def test_a_name_is_what_the_stub_says():
     assert set(stated) <= set(dir(tff_pdp))
 
 
+@pytest.mark.parametrize("name", tff_pdp.__all__)
+def test_every_name_has_an_example(name):
+    found = getattr(tff_pdp, name)
+    assert ">>> " in found.__doc__
+    if name == "Experiment":
+        own = {attribute: one for attribute, one in vars(found).items() if not attribute.startswith("_")}
+        assert len(own) == 11
+        # The example of the class makes an experiment; the others go on from there.
+        assert [attribute for attribute, one in own.items() if ">>> " not in (one.__doc__ or "")] == []
+
+
 def test_an_unknown_name_is_an_error():
     with pytest.raises(AttributeError, match="no attribute 'gone'"):
         getattr(tff_pdp, "gone")  # noqa: B009 - a checker knows that there is none

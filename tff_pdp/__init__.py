@@ -1,6 +1,16 @@
 """tff_pdp: personalised, differentially private federated learning on TensorFlow Federated.
 
-The functions of the library, in order of use (`serving.server` serves an export, `serving.client` queries the server):
+An experiment as an object, with results as pandas frames (docs/python_api.md):
+
+    import tff_pdp as tp
+    experiment = tp.Experiment.from_yaml("my.yaml", {"training.rounds": 50})    # or tp.Experiment(title=..., data=...)
+    experiment.prepare()
+    experiment.train()
+    experiment.evaluate()
+    experiment.predict(x, "silo_03")
+    experiment.spent()
+
+The functions below it, in order of use (`serving.server` serves an export, `serving.client` queries the server):
 
     config = tff_pdp.load_experiment("my.yaml", {"training.rounds": 50})
     tff_pdp.prepare(config)             raw data to a client dataset
@@ -40,6 +50,7 @@ verification: off-line checks of what lies on disk
 audit: what an observer can infer beyond the guarantee
 reproduce: published experiments, compared with the published figures
 commands: the class of each command
+api: the Python API, an experiment as an object
 cli: the command `tff-pdp`, with all commands
 testing: tests for algorithms, models, data and privacy plans that other packages define
 """
@@ -69,6 +80,7 @@ __version__ = "0.1.0"
 
 # `__init__.pyi` tells type checkers the same.
 _PLACES = {
+    "Experiment": "api.experiment:Experiment",
     "ExperimentConfig": "experiment.config:ExperimentConfig",
     "FitOptions": "personal_models.new_clients.options:FitOptions",
     "UserError": "errors:UserError",

@@ -1,3 +1,4 @@
+from tff_pdp.api.experiment import Experiment
 from tff_pdp.errors import UserError
 from tff_pdp.experiment.config import ExperimentConfig, load_experiment
 from tff_pdp.experiment.prepare import prepare_clients as prepare
@@ -11,6 +12,7 @@ from tff_pdp.verification.experiment import verify
 
 __version__: str
 __all__ = [
+    "Experiment",
     "ExperimentConfig",
     "FitOptions",
     "UserError",

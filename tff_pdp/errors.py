@@ -8,7 +8,15 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS,
 
 
 class UserError(Exception):
-    """Bad input or an impossible request. The command line prints the message alone and exits with status 2."""
+    """Bad input or an impossible request. The command line prints the message alone and exits with status 2.
+
+    >>> import tff_pdp
+    >>> try:
+    ...     tff_pdp.load_experiment("demo", {"training.rounds": 0})
+    ... except tff_pdp.UserError as error:
+    ...     print(error)
+    demo: training.rounds must be a whole number of at least 1, not 0
+    """
 
 
 class ConfigError(UserError):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from beam_pipelines.dataset.accounting import KEPT, READ, USERS, count_users
 from beam_pipelines.dataset.job import DatasetJob, run_dataset_job

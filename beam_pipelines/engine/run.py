@@ -20,7 +20,7 @@ from typing import Any
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.pvalue import AsIter, PCollection, TaggedOutput
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from beam_pipelines.engine.stages import Stage, decode_pieces, encode_piece, read_pieces, write_pieces
 from beam_pipelines.engine.tasks import TaskRun, count_done, end_with, is_done, read_reports

@@ -213,6 +213,9 @@ class ExperimentConfig(Settings):
         may be left out if your name is the method's name.
       export: settings of the export.
       tuning: settings that were chosen by looking at results, and a private search for hyper-parameters.
+
+    >>> load_experiment("demo", {"output": "runs/mine"}).algorithm_folder("mr_mtl")
+    PosixPath('runs/mine/mr_mtl')
     """
 
     title: Name
@@ -357,11 +360,26 @@ def load_experiment(path: str | Path, overrides: Mapping[str, Any] | None = None
 
     Raises:
       ConfigError: the file is missing or not YAML, a key is unknown or missing, or a value has a wrong type or range.
+
+    >>> load_experiment("demo", {"training.rounds": 50}).training.rounds
+    50
     """
     shipped = CONFIGS / f"{path}.yaml"
     content = read_yaml(shipped if shipped.is_file() and not Path(path).is_file() else path)
     source = str(path)
     for key, value in (overrides or {}).items():
+        _override(content, key, value, source)
+    return experiment_of(content, source)
+
+
+def with_values(config: ExperimentConfig, values: Mapping[str, Any], source: str) -> ExperimentConfig:
+    """Returns an experiment with some values replaced, by dotted key; None removes the key.
+
+    Raises:
+      ConfigError: as in `experiment_of`; messages begin with `source`.
+    """
+    content = config.to_dict()
+    for key, value in values.items():
         _override(content, key, value, source)
     return experiment_of(content, source)
 

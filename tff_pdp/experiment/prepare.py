@@ -20,6 +20,9 @@ def prepare_clients(config: ExperimentConfig, *, overwrite: bool = False, dead_l
     Raises:
       ConfigError: a setting does not suit the input.
       DataError: the input is missing, malformed or has too many unusable records, or the folder has another dataset.
+
+    >>> prepare_clients(config).manifest.num_examples["test"]
+    382
     """
     options = config.data.job_options(config.clients_folder, overwrite=overwrite)
     options = dataclasses.replace(options, dead_letters=dead_letters)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
 from tff_pdp.digests import prefix_of, read_json, write_json

@@ -78,6 +78,9 @@ def export_experiment(config: ExperimentConfig, *, drop_added: bool = False) -> 
       ServingError: added clients would be lost, the key that hashes clients' ids is missing or wrong, or the export
         failed its checks; nothing was published.
       DataError: another process writes to the run's folder, or a file in this folder is damaged.
+
+    >>> export_experiment(config).layout
+    'stacked'
     """
     check_may_leave(config)
     # The fresh process is first: it imports TensorFlow while this process loads and checks.

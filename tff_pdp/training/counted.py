@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import dp_accounting
@@ -133,8 +133,13 @@ def rest_of_plan(plan: PrivacyPlan, scope: str, round_number: int) -> Counter[dp
     return rest
 
 
-def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
+def cost_of_all_runs(config: ExperimentConfig, method: Method, *, runs: Collection[str] | None = None) -> AllRuns:
     """Composes the cost of all runs, in all folders, on the records of a method's clients.
+
+    Args:
+      config: the experiment.
+      method: a method of the experiment.
+      runs: ids of the only runs to count; by default, all runs count, as the statement of a report demands.
 
     Raises:
       DataError: the registry, or the record of a run in the experiment's folder, is damaged.
@@ -148,7 +153,7 @@ def cost_of_all_runs(config: ExperimentConfig, method: Method) -> AllRuns:
         is_unit_in_several=method.plan.samples_clients or method.clients.manifest.row_influence is not None,
     )
     found = releases_on_record(registry, Path(config.output))
-    return compose(registry, found, own)
+    return compose(registry, [one for one in found if runs is None or one.release.run_id in runs], own)
 
 
 def splits_of(method: Method) -> Sequence[str]:

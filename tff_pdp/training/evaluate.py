@@ -90,6 +90,9 @@ def evaluate_experiment(config: ExperimentConfig, names: Sequence[str] | None = 
 
     Raises:
       ConfigError: a method has not been trained.
+
+    >>> list(evaluate_experiment(config, ["mr_mtl"])["algorithms"])
+    ['mr_mtl']
     """
     trained, metrics, pooled = {}, {}, {}
     with contextlib.ExitStack() as stack:

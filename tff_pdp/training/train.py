@@ -84,6 +84,9 @@ def train(
       BudgetError: a round would overspend a silo's budget, and is not run; or nothing is left for further rounds.
       DataError, EngineError: a file is damaged, or the engine fails.
       KeyboardInterrupt: the user stopped the training; the text has the round, and the number of rounds that are kept.
+
+    >>> train(config, "mr_mtl", resume=True, progress=False).round_number
+    4
     """
     if config.tuning.search_for(name):
         raise ConfigError(

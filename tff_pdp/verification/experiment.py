@@ -25,6 +25,13 @@ def verify(place: Path) -> Iterator[Finding]:
 
     Raises:
       ConfigError: the folder is neither the output folder of an experiment, nor the folder of one of its runs.
+
+    A report must be newer than the runs that it adds up:
+
+    >>> from tff_pdp.training.evaluate import evaluate_experiment
+    >>> summary = evaluate_experiment(config, ["mr_mtl"])
+    >>> any(finding.status == Status.PROBLEM for finding in verify(Path(config.output)))
+    False
     """
     if is_run(place):
         output, runs = place.parent, [place]

@@ -15,6 +15,9 @@ class FitOptions:
       epsilon: epsilon of each silo for this fit; required for protected silos.
       delta: delta of each silo for this fit; below 1 / number of the silo's examples.
       replace: fit clients again that are in the export already.
+
+    >>> FitOptions(steps=50, learning_rate=0.1).steps
+    50
     """
 
     steps: int | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.engines.devices import resolve_device
 from tff_pdp.experiment.config import ExperimentConfig
@@ -103,6 +103,14 @@ def personalize(
         time or writes to the run's folder.
       BudgetError: no noise is enough for a silo's budget.
       ServingError: there is no usable export, a client is in the export already, or the new version failed its checks.
+
+    >>> from tff_pdp.experiment.config import with_values
+    >>> from tff_pdp.personal_models.export import export_experiment
+    >>> growing = with_values(config, {"export.model_name": "growing"}, "example")
+    >>> first = export_experiment(growing, drop_added=True)
+    >>> fit = FitOptions(steps=2, epsilon=1.0, delta=1e-4)
+    >>> [one.client_id for one in personalize(growing, newcomer, ["silo_4"], fit, progress=False).clients]
+    ['silo_4']
     """
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)

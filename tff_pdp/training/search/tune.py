@@ -153,6 +153,18 @@ def tune(
         `resume` nor `overwrite` is given, or the existing run has other settings.
       BudgetError: a silo's budget cannot be met.
       DataError, EngineError: a file is damaged, or the engine fails.
+
+    >>> from tff_pdp.experiment.config import with_values
+    >>> searched = with_values(
+    ...     config,
+    ...     {
+    ...         "algorithms.searched": {"kind": "mr_mtl", "learning_rate": 0.3, "prox_weight": 0.3},
+    ...         "tuning.search": {"algorithm": "searched", "values": {"prox_weight": [0.1, 1.0]}, "mean_runs": 2.0},
+    ...     },
+    ...     "example",
+    ... )
+    >>> sorted(tune(searched, "searched", resume=True, progress=False).selected)
+    ['silo_0', 'silo_1', 'silo_2', 'silo_3']
     """
     check_beside(config.algorithm_folder(name), is_replaced=overwrite)
     method = build_method(config, name)
