@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.data.example_codec import text_feature

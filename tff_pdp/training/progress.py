@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from tff_pdp.files import naming
 from tff_pdp.reports.words import plain, upper

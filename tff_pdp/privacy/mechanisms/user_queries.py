@@ -148,7 +148,8 @@ def _compiled_sum(
 def _norms(records: tf.Tensor) -> tf.Tensor:
     """Returns the norms of records `[records, values]`, float64; XLA makes vector operations of sums over pieces."""
     exact = tf.cast(records, tf.float64)
-    size = records.shape[1] // _PIECES
+    width: Any = records.shape[1]
+    size = width // _PIECES
     pieces = [exact[:, number * size : (number + 1) * size] for number in range(_PIECES)]
     squares = functools.reduce(tf.add, map(tf.square, pieces))
     rest = tf.square(exact[:, _PIECES * size :])
