@@ -7,8 +7,6 @@ first answer for a part is used, and others are ignored.
 import collections
 import dataclasses
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +17,7 @@ import ray.exceptions
 from tff_pdp.engines.devices import are_operations_deterministic
 from tff_pdp.engines.inprocess.parts import ranges
 from tff_pdp.engines.ray_workers.calls import PoolOptions
+from tff_pdp.engines.ray_workers.temporary_folders import TemporaryFolder
 from tff_pdp.engines.ray_workers.worker import Worker, settings_here
 from tff_pdp.errors import EngineError
 
@@ -33,7 +32,7 @@ _ALONE_FACTOR, _ALONE_SECONDS, _FIRST_SECONDS = 10.0, 30.0, 900.0
 _LATE_TIMES, _HUNG_SECONDS = 3, 60.0
 # Workers that die one after the other over the same parts, or before they have started, have a cause in common.
 _MOST_DEATHS, _MOST_FAILED_STARTS = 5, 3
-_SECONDS_TO_START = 600.0
+_SECONDS_TO_START, _SECONDS_TO_END = 600.0, 2.0
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 2**30
 # Answers of up to 4 MiB come in the message itself: for sums of a small model faster than through the object store.
@@ -101,8 +100,8 @@ class Pool:
         self._check: Callable[[Any], str] = lambda facts: ""
         self._seconds_per_part: dict[Any, float] = {}
         self._failed_starts = self._num_late = self._num_replaced = 0
-        self._folder = None if ray.is_initialized() else _connect(options)
-        self._is_connected_here = self._folder is not None
+        self._is_connected_here = not ray.is_initialized()
+        self._folder = _connect(options) if self._is_connected_here else None
         self._members = [self._start(number) for number in range(options.num_workers)]
         try:
             self._await_any()
@@ -112,13 +111,18 @@ class Pool:
 
     def close(self) -> None:
         """Ends all workers, and the Ray cluster if this pool has started it; a second call does nothing."""
+        ending = [member.actor.end.remote() for member in self._members if member.name and self._is_free(member)]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=_SECONDS_TO_END)
         for member in self._members:
             ray.kill(member.actor)
         self._members = []
         if self._is_connected_here:
             ray.shutdown()
             self._is_connected_here = False
-            shutil.rmtree(self._folder or "", ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
         """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
@@ -266,7 +270,8 @@ class Pool:
         actor = remote.options(
             num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0, max_task_retries=0
         ).remote(
-            self._build_host,
+            # As bytes: what the function's module imports has to find the head's settings of libraries.
+            ray.cloudpickle.dumps(self._build_host),
             options.device,
             options.cpus_per_worker,
             settings_here(),
@@ -328,23 +333,23 @@ class Pool:
             self._members[self._members.index(member)] = self._start(member.number)
 
 
-def _connect(options: PoolOptions) -> str:
-    """Connects to a cluster, or starts one on this machine; returns the cluster's folder, or an empty text.
+def _connect(options: PoolOptions) -> TemporaryFolder | None:
+    """Connects to a cluster, or starts one on this machine; returns the folder of a cluster on this machine.
 
     Raises:
       EngineError: there is no such cluster, or none can be started.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Ray's own folder can be read by everyone, and has what does not fit into memory. Names of sockets must be short.
-    folder = "" if options.address else tempfile.mkdtemp(prefix="tff_pdp_ray_")
+    folder = None if options.address else TemporaryFolder("tff_pdp_ray_")
     try:
-        if options.address:
+        if folder is None:
             ray.init(address=options.address, **quiet)
         else:
             # More workers than cores are for trials.
             ray.init(
                 _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
+                _temp_dir=str(folder.path),
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -352,6 +357,8 @@ def _connect(options: PoolOptions) -> str:
                 **quiet,
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        if folder is not None:
+            folder.remove()
         where = options.address or "this machine"
         raise EngineError(f"Ray cannot be used at {where}: {_cause(error)}") from error
     return folder

@@ -1,0 +1,83 @@
+"""Workers ask Ray for the cores and GPUs of the experiment's settings."""
+
+import types
+
+import pytest
+
+from tff_pdp.engines.ray_workers.calls import PoolOptions
+from tff_pdp.engines.ray_workers.engine import set_up_ray
+from tff_pdp.errors import EngineError
+from tff_pdp.experiment.build import experiment_engine
+
+
+class Actor:
+    """A worker that has started, and has no process."""
+
+    def __init__(self):
+        self.describe = types.SimpleNamespace(remote=lambda facts: (1, "here", None))
+        self.end = types.SimpleNamespace(remote=lambda: None)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What Ray is asked for, by worker: options of the actor, and its arguments. Ray itself does not start."""
+    set_up_ray(PoolOptions())
+    from tff_pdp.engines.ray_workers import pool
+
+    found = []
+
+    def remote(_):
+        def options(**given):
+            def start(*arguments):
+                found.append((given, arguments))
+                return Actor()
+
+            return types.SimpleNamespace(remote=start)
+
+        return types.SimpleNamespace(options=options)
+
+    fake = types.SimpleNamespace(
+        remote=remote,
+        is_initialized=lambda: True,
+        wait=lambda references, **_: (references, []),
+        get=lambda reference, timeout=None: reference,
+        kill=lambda actor: None,
+        cloudpickle=pool.ray.cloudpickle,
+    )
+    monkeypatch.setattr(pool, "ray", fake)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "resources", "device", "of_engine"),
+    [
+        ({"num_workers": 2}, {"num_cpus": 1, "num_gpus": 0.0}, "cpu", "cpu"),
+        (
+            {"num_workers": 3, "cpus_per_worker": 2, "gpus_per_worker": 0.5},
+            {"num_cpus": 2, "num_gpus": 0.5},
+            "gpu",
+            "gpu:0",
+        ),
+    ],
+)
+def test_each_worker_asks_for_its_own(experiment, asked, settings, resources, device, of_engine):
+    config = experiment(training__workers=settings, training__deterministic_operations=False)
+    with experiment_engine(config) as engine:
+        assert len(asked) == settings["num_workers"]
+        assert engine.device == of_engine
+    for options, (_, given_device, cores, *_) in asked:
+        # Ray itself starts no worker again and sends no request again: the pool does both.
+        assert options == {**resources, "max_restarts": 0, "max_task_retries": 0}
+        assert (given_device, cores) == (device, resources["num_cpus"])
+
+
+@pytest.mark.all
+@pytest.mark.timeout(300)
+def test_a_cluster_without_gpus_is_refused_by_name(experiment, cluster, monkeypatch):
+    from tff_pdp.engines.ray_workers import pool
+
+    monkeypatch.setattr(pool, "_SECONDS_TO_START", 1.0)
+    config = experiment(training__workers={"gpus_per_worker": 0.5}, training__deterministic_operations=False)
+    refused = pytest.raises(EngineError, match=r"No worker has started.* a worker needs 1 CPUs and 0\.5 GPUs")
+    with refused, experiment_engine(config):
+        raise AssertionError
