@@ -42,7 +42,6 @@ def asked(monkeypatch):
         wait=lambda references, **_: (references, []),
         get=lambda reference, timeout=None: reference,
         kill=lambda actor: None,
-        cloudpickle=pool.ray.cloudpickle,
     )
     monkeypatch.setattr(pool, "ray", fake)
     return found

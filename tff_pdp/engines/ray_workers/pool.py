@@ -13,6 +13,7 @@ from typing import Any
 
 import ray
 import ray.exceptions
+from ray import cloudpickle
 
 from tff_pdp.engines.devices import are_operations_deterministic
 from tff_pdp.engines.inprocess.parts import ranges
@@ -271,7 +272,7 @@ class Pool:
             num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0, max_task_retries=0
         ).remote(
             # As bytes: what the function's module imports has to find the head's settings of libraries.
-            ray.cloudpickle.dumps(self._build_host),
+            cloudpickle.dumps(self._build_host),
             options.device,
             options.cpus_per_worker,
             settings_here(),
