@@ -268,11 +268,13 @@ class Pool:
     def _start(self, number: int) -> _Member:
         options = self.options
         remote: Any = ray.remote(Worker)
+        # Also for functions of a program that is run as a script, which workers cannot import by name.
+        pickler: Any = cloudpickle
         actor = remote.options(
             num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0, max_task_retries=0
         ).remote(
             # As bytes: what the function's module imports has to find the head's settings of libraries.
-            cloudpickle.dumps(self._build_host),
+            pickler.dumps(self._build_host),
             options.device,
             options.cpus_per_worker,
             settings_here(),
