@@ -1,4 +1,7 @@
-"""Every registered method has the same results at workers as in one process, to the bit."""
+"""Every registered method has the same results at a worker as in one process, to the bit.
+
+A worker traces each method anew, and one worker stands for all: `test_equal_bits.py` has several, and their sums.
+"""
 
 import math
 
@@ -27,7 +30,7 @@ def directory():
 
 @pytest.fixture(scope="module")
 def at_workers(engines, directory):
-    """The engine whose two workers compute all methods."""
+    """The engine whose worker computes all methods."""
     _, kept = engines
     for other in [*kept]:
         kept.pop(other).close()
@@ -37,7 +40,7 @@ def at_workers(engines, directory):
             "ray",
             build_host=ContractHost,
             directory=directory,
-            options=PoolOptions(num_workers=2),
+            options=PoolOptions(num_workers=1),
             client_parallelism="loop",
         )
     yield engine
@@ -69,8 +72,7 @@ def results(process, algorithm, server, clients, given=lambda members: members):
     """All that a state after training is used for."""
     adapted = ready(process, algorithm, server, clients, data=given(client_data()))
     measured = process.evaluate(server, adapted, given(client_data(1)))
-    weights = process.personalise(server, adapted)
-    return leaves((server, list(clients), list(adapted), list(measured), list(weights)))
+    return leaves((server, list(clients), list(adapted), list(measured)))
 
 
 @pytest.fixture(scope="module")
