@@ -1,4 +1,4 @@
-"""Workers ask Ray for the cores and GPUs of the experiment's settings."""
+"""Workers ask Ray for the cores and GPUs of the experiment's settings, and are started again for good reasons only."""
 
 import types
 
@@ -11,17 +11,22 @@ from tff_pdp.experiment.build import experiment_engine
 
 
 class Actor:
-    """A worker that has started, and has no process."""
+    """A worker without a process, which starts or fails to start."""
 
     def __init__(self):
         self.describe = types.SimpleNamespace(remote=lambda facts: (1, "here", None))
         self.end = types.SimpleNamespace(remote=lambda: None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def ray_settings():
+    """Ray reads these when it is first imported."""
+    set_up_ray(PoolOptions())
+
+
 @pytest.fixture
 def asked(monkeypatch):
     """What Ray is asked for, by worker: options of the actor, and its arguments. Ray itself does not start."""
-    set_up_ray(PoolOptions())
     from tff_pdp.engines.ray_workers import pool
 
     found = []
@@ -42,6 +47,8 @@ def asked(monkeypatch):
         wait=lambda references, **_: (references, []),
         get=lambda reference, timeout=None: reference,
         kill=lambda actor: None,
+        nodes=lambda: [{"NodeID": "one", "Alive": True}],
+        exceptions=pool.ray.exceptions,
     )
     monkeypatch.setattr(pool, "ray", fake)
     return found
@@ -68,6 +75,29 @@ def test_each_worker_asks_for_its_own(experiment, asked, settings, resources, de
         # Ray itself starts no worker again and sends no request again: the pool does both.
         assert options == {**resources, "max_restarts": 0, "max_task_retries": 0}
         assert (given_device, cores) == (device, resources["num_cpus"])
+
+
+@pytest.mark.parametrize("is_with_nodes", [True, False])
+def test_workers_that_fail_to_start_are_given_up_unless_their_nodes_have_died(asked, monkeypatch, is_with_nodes):
+    """The first five workers fail; each has a node of its own, which dies with the worker or lives on."""
+    from tff_pdp.engines.ray_workers import pool
+
+    def get(reference, timeout=None):
+        if len(asked) <= 5:
+            raise pool.ray.exceptions.ActorDiedError
+        return reference
+
+    def nodes():
+        return [{"NodeID": f"{number}", "Alive": not is_with_nodes or number == len(asked)} for number in range(9)]
+
+    monkeypatch.setattr(pool.ray, "get", get)
+    monkeypatch.setattr(pool.ray, "nodes", nodes)
+    if is_with_nodes:
+        assert pool.Pool(dict, PoolOptions()).pids() == [1]
+        assert len(asked) == 6
+    else:
+        with pytest.raises(EngineError, match="3 workers did not start"):
+            pool.Pool(dict, PoolOptions())
 
 
 @pytest.mark.all

@@ -57,6 +57,7 @@ class _Member:
       actor: Ray's handle.
       ready: reference to the worker's description of itself.
       described_by: function for facts of the worker's machine, which the description has.
+      nodes: the nodes that lived when the worker was started.
       name: number and node, once the worker has started.
       pid: number of the process on its node.
       times_late: number of times that the worker was late.
@@ -68,6 +69,7 @@ class _Member:
     actor: Any
     ready: Any
     described_by: Any
+    nodes: frozenset[str]
     name: str = ""
     pid: int = 0
     times_late: int = 0
@@ -280,7 +282,7 @@ class Pool:
             settings_here(),
             are_operations_deterministic(),
         )
-        return _Member(number, actor, actor.describe.remote(self._facts), self._facts)
+        return _Member(number, actor, actor.describe.remote(self._facts), self._facts, _living_nodes())
 
     def _await_any(self) -> list[_Member]:
         """Returns the workers that have started, in the order of their numbers; waits for the first.
@@ -310,7 +312,8 @@ class Pool:
         try:
             pid, node, facts = _get(member.ready)
         except _FAILURES as error:
-            self._failed_starts += 1
+            # A worker that dies with its node says nothing of the next one.
+            self._failed_starts += member.nodes <= _living_nodes()
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise EngineError(f"{_MOST_FAILED_STARTS} workers did not start: {_cause(error)}") from None
             self._replace(member, _cause(error))
@@ -365,6 +368,10 @@ def _connect(options: PoolOptions) -> TemporaryFolder | None:
         where = options.address or "this machine"
         raise EngineError(f"Ray cannot be used at {where}: {_cause(error)}") from error
     return folder
+
+
+def _living_nodes() -> frozenset[str]:
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _get(reference: Any, seconds: float | None = None) -> Any:
