@@ -1,5 +1,6 @@
 """Workers ask Ray for the cores and GPUs of the experiment's settings, and are started again for good reasons only."""
 
+import itertools
 import types
 
 import pytest
@@ -79,7 +80,7 @@ def test_each_worker_asks_for_its_own(experiment, asked, settings, resources, de
 
 @pytest.mark.parametrize("is_with_nodes", [True, False])
 def test_workers_that_fail_to_start_are_given_up_unless_their_nodes_have_died(asked, monkeypatch, is_with_nodes):
-    """The first five workers fail; each has a node of its own, which dies with the worker or lives on."""
+    """The first five workers fail. Each time Ray is asked for its nodes, there is another node, or the same one."""
     from tff_pdp.engines.ray_workers import pool
 
     def get(reference, timeout=None):
@@ -87,11 +88,10 @@ def test_workers_that_fail_to_start_are_given_up_unless_their_nodes_have_died(as
             raise pool.ray.exceptions.ActorDiedError
         return reference
 
-    def nodes():
-        return [{"NodeID": f"{number}", "Alive": not is_with_nodes or number == len(asked)} for number in range(9)]
-
+    numbers = itertools.count()
     monkeypatch.setattr(pool.ray, "get", get)
-    monkeypatch.setattr(pool.ray, "nodes", nodes)
+    if is_with_nodes:
+        monkeypatch.setattr(pool.ray, "nodes", lambda: [{"NodeID": f"{next(numbers)}", "Alive": True}])
     if is_with_nodes:
         assert pool.Pool(dict, PoolOptions()).pids() == [1]
         assert len(asked) == 6
