@@ -1,6 +1,7 @@
 """Workers ask Ray for the cores and GPUs of the experiment's settings, and are started again for good reasons only."""
 
 import itertools
+import time
 import types
 
 import pytest
@@ -98,6 +99,20 @@ def test_workers_that_fail_to_start_are_given_up_unless_their_nodes_have_died(as
     else:
         with pytest.raises(EngineError, match="3 workers did not start"):
             pool.Pool(dict, PoolOptions())
+
+
+def test_a_late_worker_is_not_replaced_while_another_one_starts(asked, monkeypatch):
+    from tff_pdp.engines.ray_workers import pool
+
+    workers = pool.Pool(dict, PoolOptions(num_workers=2))
+    late, other = workers._members
+    monkeypatch.setattr(pool.ray, "wait", lambda references, **_: ([], references))
+    late.busy = other.busy = "no answer yet"
+    running = {"no answer yet": pool._Errand(late, range(1), time.monotonic() - 60)}
+    for name, num_asked in (("", 2), ("started", 3)):
+        other.name = name
+        workers._late("kind", running, [], slowest=0.1)
+        assert len(asked) == num_asked
 
 
 @pytest.mark.all

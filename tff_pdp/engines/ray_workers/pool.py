@@ -241,7 +241,8 @@ class Pool:
                 limit = _ALONE_SECONDS + _ALONE_FACTOR * earlier * len(parts)
             if now - errand.started <= limit:
                 continue
-            has_others = any(self._is_free(member) for member in self._members if member.name)
+            # A late worker is sooner done than its replacement: others are waited for while they start.
+            has_others = any(not member.name or self._is_free(member) for member in self._members)
             if parts not in waiting and errand.member.busy is not None:
                 errand.member.times_late += 1
                 self._num_late += 1
