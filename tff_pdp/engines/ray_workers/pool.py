@@ -355,6 +355,8 @@ def _connect(options: PoolOptions) -> TemporaryFolder | None:
         else:
             # More workers than cores are for trials.
             ray.init(
+                # Not the cluster that an environment variable or a file of Ray names.
+                address="local",
                 _node_ip_address="127.0.0.1",
                 _temp_dir=str(folder.path),
                 num_cpus=options.num_workers * options.cpus_per_worker,
