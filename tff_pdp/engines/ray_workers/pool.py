@@ -18,7 +18,7 @@ from ray import cloudpickle
 from tff_pdp.engines.devices import are_operations_deterministic
 from tff_pdp.engines.inprocess.parts import ranges
 from tff_pdp.engines.ray_workers.calls import PoolOptions
-from tff_pdp.engines.ray_workers.temporary_folders import TemporaryFolder
+from tff_pdp.engines.ray_workers.temporary_folders import OF_CLUSTERS, OF_WORKERS, TemporaryFolder, remove_left
 from tff_pdp.engines.ray_workers.worker import Worker, settings_here
 from tff_pdp.errors import EngineError
 
@@ -126,6 +126,8 @@ class Pool:
         if self._folder is not None:
             self._folder.remove()
             self._folder = None
+            # Those of workers that were busy at the end.
+            remove_left(OF_WORKERS)
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
         """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
@@ -348,7 +350,7 @@ def _connect(options: PoolOptions) -> TemporaryFolder | None:
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Ray's own folder can be read by everyone, and has what does not fit into memory. Names of sockets must be short.
-    folder = None if options.address else TemporaryFolder("tff_pdp_ray_")
+    folder = None if options.address else TemporaryFolder(OF_CLUSTERS)
     try:
         if folder is None:
             ray.init(address=options.address, **quiet)

@@ -12,6 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Kinds of folders.
+OF_CLUSTERS, OF_WORKERS = "tff_pdp_ray_", "tff_pdp_worker_"
 _LOCK_FILE = "lock"
 
 
@@ -28,7 +30,7 @@ class TemporaryFolder:
         Args:
           kind: beginning of the folder's name.
         """
-        _remove_left(kind)
+        remove_left(kind)
         self.path = Path(tempfile.mkdtemp(prefix=kind))
         # Locked before it has its name, so that no other process finds it free.
         unnamed = self.path / f".{_LOCK_FILE}"
@@ -42,7 +44,8 @@ class TemporaryFolder:
         os.close(self._lock)
 
 
-def _remove_left(kind: str) -> None:
+def remove_left(kind: str) -> None:
+    """Removes the folders of a kind whose processes have ended; leaves folders of other users alone."""
     for path in Path(tempfile.gettempdir()).glob(f"{kind}*"):
         # Folders of other users, and folders that other processes remove at this moment.
         with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tff_pdp.engines.base import LIBRARY_SETTINGS
-from tff_pdp.engines.ray_workers.temporary_folders import TemporaryFolder
+from tff_pdp.engines.ray_workers.temporary_folders import OF_WORKERS, TemporaryFolder
 
 
 class Worker:
@@ -35,7 +35,7 @@ class Worker:
             del os.environ[name]
         os.environ.update(environment)
         # Workers end by a signal, and would leave what they have written in the folder of all processes.
-        self._folder = TemporaryFolder("tff_pdp_worker_")
+        self._folder = TemporaryFolder(OF_WORKERS)
         tempfile.tempdir = str(self._folder.path)
         from tff_pdp.engines.devices import use_deterministic_operations
         from tff_pdp.engines.ray_workers.part_runner import PartRunner
