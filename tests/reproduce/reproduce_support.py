@@ -7,12 +7,31 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import scipy.io
+
 from tff_pdp.errors import BudgetError
 from tff_pdp.reproduce.jobs import Job, Reproduction
 from tff_pdp.reproduce.sweep import Outcome, result_row
 
 # Made-up means: lower is better.
 _MEANS = {"local_only": 0.03, "fed_avg": 0.028, "mr_mtl": 0.026, "ditto": 0.029}
+
+
+# Examples of the made-up schools.
+SIZES = (40, 25, 30)
+
+
+def write_school(path: Path) -> Path:
+    """Writes three made-up schools in the form of the published data."""
+    rng = np.random.default_rng(0)
+    cells = {"X": np.empty((1, len(SIZES)), object), "Y": np.empty((1, len(SIZES)), object)}
+    for silo, size in enumerate(SIZES):
+        x = rng.integers(0, 2, (size, 28))
+        cells["X"][0, silo] = x.astype(np.uint8)
+        cells["Y"][0, silo] = (20 + 20 * x[:, :1] + 10 * x[:, 1:2] * silo).astype(np.uint8)
+    scipy.io.savemat(path, cells)
+    return path
 
 
 def build_reproduction(output: Path, **changes) -> Reproduction:

@@ -5,10 +5,9 @@ import math
 
 import numpy as np
 import pytest
-import scipy.io
 
 from tests.privacy.accounting.anchor_support import by_transforms
-from tests.reproduce.reproduce_support import build_reproduction
+from tests.reproduce.reproduce_support import build_reproduction, write_school
 from tests.reproduce.settings_support import setting_changed
 from tests.rounding import ELEMENTARY, probable_gamma
 from tff_pdp.data.client_dataset import ClientDataset
@@ -20,7 +19,6 @@ from tff_pdp.reproduce.inputs import digest_of
 from tff_pdp.reproduce.jobs import Job
 from tff_pdp.reproduce.run import JobRunner
 
-SIZES = (40, 25, 30)
 # Local steps of a run, and roundings of one: sums over 28 features and up to 32 examples, and six operations more.
 STEPS, STEP = 40, 28 + 32 + 6
 
@@ -29,14 +27,7 @@ STEPS, STEP = 40, 28 + 32 + 6
 def reproduction(tmp_path_factory):
     """At the small scale: 40 rounds."""
     folder = tmp_path_factory.mktemp("reproduce")
-    rng = np.random.default_rng(0)
-    cells = {"X": np.empty((1, len(SIZES)), object), "Y": np.empty((1, len(SIZES)), object)}
-    for silo, size in enumerate(SIZES):
-        x = rng.integers(0, 2, (size, 28))
-        cells["X"][0, silo] = x.astype(np.uint8)
-        cells["Y"][0, silo] = (20 + 20 * x[:, :1] + 10 * x[:, 1:2] * silo).astype(np.uint8)
-    path = folder / "school.mat"
-    scipy.io.savemat(path, cells)
+    path = write_school(folder / "school.mat")
     variants = ("paper", "paper_common_scaling", "default")
     with setting_changed("school"):
         yield build_reproduction(

@@ -1,7 +1,9 @@
 import dataclasses
+import functools
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,6 +31,19 @@ def build(tmp_path):
     return made
 
 
+@dataclasses.dataclass(frozen=True)
+class Noting:
+    """Runs jobs, and leaves a file once it is closed."""
+
+    folder: Path
+
+    def __call__(self, job):
+        return not (self.folder / "closed").exists()
+
+    def close(self):
+        (self.folder / "closed").touch()
+
+
 def jobs(*methods, seeds=2):
     return [Job("default", method, 6.0, seed) for method in methods for seed in range(seeds)]
 
@@ -47,6 +62,12 @@ def test_every_job_is_run_once_and_its_result_comes_back(build, tmp_path):
     assert sorted(map(str, (one.job for one in finished))) == sorted(map(str, wanted))
     assert all(one.result.job == one.job and not one.error for one in finished)
     assert len(runner.runs()) == len(wanted)
+
+
+def test_a_runner_is_closed_after_its_last_job(tmp_path):
+    finished = list(run_jobs(jobs("local_only"), functools.partial(Noting, tmp_path), 1, tmp_path / "log"))
+    assert [one.result for one in finished] == [True, True]
+    assert (tmp_path / "closed").exists()
 
 
 def test_a_worker_takes_its_own_group_then_one_that_nobody_is_at_then_any():

@@ -20,7 +20,8 @@ def cluster():
     set_up_ray(PoolOptions())
     import ray
 
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**29)
+    # Not a cluster that another process has started.
+    ray.init("local", num_cpus=16, include_dashboard=False, log_to_driver=False, object_store_memory=2**29)
     yield
     ray.shutdown()
 

@@ -88,7 +88,7 @@ def experiment_of(clients: Path, output: Path, name: str, workers: int = 0, **ov
 
 
 def trained(config, name, *, stop_before=None, **options) -> str:
-    """Trains a method; returns the digest of all that is left: all weights, all states of clients, the ledger.
+    """Trains a method; returns the digest of all that is left: weights, states of clients and the hook, the ledger.
 
     With `stop_before`, the training fails before this round, and there is no digest.
     """
@@ -103,7 +103,7 @@ def trained(config, name, *, stop_before=None, **options) -> str:
         states = open_states(config.algorithm_folder(name) / STORE)
     columns = to_columns(states)
     close_states(states)
-    for leaf in tf.nest.flatten((state.server_state, columns)):
+    for leaf in tf.nest.flatten((state.server_state, columns, state.hook)):
         array = np.ascontiguousarray(np.asarray(leaf))
         found.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     found.update(state.ledger.to_json().encode() if state.ledger else b"")

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -13,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.reproduce.reproduce_support import write_school
 from tests.workers.runs import experiment_of, trained
+from tff_pdp.cli import main
 from tff_pdp.training import train as training
 
 pytestmark = [pytest.mark.timeout(1800), pytest.mark.hurt]
@@ -35,6 +38,14 @@ def ray_processes():
         for process in psutil.process_iter(["name", "cmdline"])
         if any(name in " ".join([process.info["name"] or "", *(process.info["cmdline"] or [])[:1]]) for name in names)
     }
+
+
+@pytest.fixture
+def temporary(monkeypatch):
+    """The temporary folder of all processes that the test starts; its name is short, as names of sockets are."""
+    with tempfile.TemporaryDirectory(prefix="t", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
 
 
 def shared_files():
@@ -78,7 +89,7 @@ def test_killed_nodes_change_nothing(clients, tmp_path, undisturbed, monkeypatch
     _wait_until(lambda: ray_processes() <= before)
 
 
-def test_a_killed_head_leaves_nothing_and_the_run_resumes(clients, tmp_path, undisturbed):
+def test_a_killed_head_leaves_nothing_and_the_run_resumes(clients, tmp_path, undisturbed, temporary):
     before, files_before = ray_processes(), shared_files()
     config = experiment_of(clients, tmp_path / "killed", "mr_mtl", 2, **SETTINGS)
     path = tmp_path / "killed.yaml"
@@ -93,9 +104,28 @@ def test_a_killed_head_leaves_nothing_and_the_run_resumes(clients, tmp_path, und
     assert shared_files() <= files_before
     resumed = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=600, check=False)
     assert resumed.returncode == 0, resumed.stderr
+    # The killed head and its workers could not remove their files; the next head and its workers have.
+    assert not list(temporary.glob("tff_pdp_*"))
     here = experiment_of(clients, tmp_path / "killed", "mr_mtl", **SETTINGS)
     # The run has ended; what it ends with is read without workers.
     assert trained(here, "mr_mtl", resume=True) == undisturbed
+
+
+def test_a_reproduction_with_workers_has_the_same_rows_and_leaves_nothing(tmp_path, temporary):
+    before = ray_processes()
+    (tmp_path / "data" / "school").mkdir(parents=True)
+    write_school(tmp_path / "data" / "school" / "school.mat")
+    command = ["reproduce", "school", "--data", str(tmp_path / "data"), "--scale", "small", "--methods", "mr_mtl"]
+    command += ["--epsilons", "6", "--seeds", "1", "--variants", "default", "--jobs", "1"]
+    found = []
+    for workers in ("none", "ray:2"):
+        output = tmp_path / workers.replace(":", "_")
+        assert main([*command, "--output", str(output), "--workers", workers]) == 0
+        found.append(json.loads((output / "results.json").read_text()))
+        assert len(found[-1]) == 1
+    assert found[0] == found[1]
+    _wait_until(lambda: ray_processes() <= before)
+    assert not list(temporary.glob("tff_pdp_*"))
 
 
 def _wait_until(condition, seconds=300):

@@ -148,7 +148,9 @@ class MethodHost:
         self._examples = functools.lru_cache(2 * _KEPT_METHODS)(self._read)
 
     def knows(self, key: str) -> bool:
-        """Checks if the worker has the setup with this digest."""
+        """Checks if the worker has the setup with this digest; if so, the setup is needed, and is forgotten later."""
+        if key in self._setups:
+            self._setups.move_to_end(key)
         return key in self._setups
 
     def learn(self, key: str, setup: Setup) -> None:

@@ -90,7 +90,8 @@ class Finished(NamedTuple):
     error: str
 
 
-# Called once in each worker process: builds the function that runs jobs there, one after the other.
+# Called once in each worker process: builds the function that runs jobs there, one after the other. A function with a
+# method `close`, such as `JobRunner`, is closed when there are no more jobs.
 BuildRunner = Callable[[], Callable[[Any], Any]]
 
 
@@ -218,17 +219,22 @@ def _serve(pipe: Connection, build_runner: BuildRunner, log_file: str) -> None:
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     run: Callable[[Any], Any] | None = None
-    while True:
-        try:
-            job = pipe.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            run = run or build_runner()
-            answer = (run(job), "")
-        except Exception:
-            answer = (None, traceback.format_exc())
-        try:
-            pipe.send(answer)
-        except OSError:
-            return
+    try:
+        while True:
+            try:
+                job = pipe.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                run = run or build_runner()
+                answer = (run(job), "")
+            except Exception:
+                answer = (None, traceback.format_exc())
+            try:
+                pipe.send(answer)
+            except OSError:
+                return
+    finally:
+        # An engine may have workers and files of its own.
+        if close := getattr(run, "close", None):
+            close()

@@ -7,18 +7,18 @@ first answer for a part is used, and others are ignored.
 import collections
 import dataclasses
 import logging
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 import ray.exceptions
+from ray import cloudpickle
 
 from tff_pdp.engines.devices import are_operations_deterministic
 from tff_pdp.engines.inprocess.parts import ranges
 from tff_pdp.engines.ray_workers.calls import PoolOptions
+from tff_pdp.engines.ray_workers.temporary_folders import OF_CLUSTERS, OF_WORKERS, TemporaryFolder, remove_left
 from tff_pdp.engines.ray_workers.worker import Worker, settings_here
 from tff_pdp.errors import EngineError
 
@@ -33,7 +33,7 @@ _ALONE_FACTOR, _ALONE_SECONDS, _FIRST_SECONDS = 10.0, 30.0, 900.0
 _LATE_TIMES, _HUNG_SECONDS = 3, 60.0
 # Workers that die one after the other over the same parts, or before they have started, have a cause in common.
 _MOST_DEATHS, _MOST_FAILED_STARTS = 5, 3
-_SECONDS_TO_START = 600.0
+_SECONDS_TO_START, _SECONDS_TO_END = 600.0, 2.0
 _POLL_SECONDS = 0.2
 _OBJECT_STORE_BYTES = 2**30
 # Answers of up to 4 MiB come in the message itself: for sums of a small model faster than through the object store.
@@ -57,6 +57,7 @@ class _Member:
       actor: Ray's handle.
       ready: reference to the worker's description of itself.
       described_by: function for facts of the worker's machine, which the description has.
+      nodes: the nodes that lived when the worker was started.
       name: number and node, once the worker has started.
       pid: number of the process on its node.
       times_late: number of times that the worker was late.
@@ -68,6 +69,7 @@ class _Member:
     actor: Any
     ready: Any
     described_by: Any
+    nodes: frozenset[str]
     name: str = ""
     pid: int = 0
     times_late: int = 0
@@ -101,8 +103,8 @@ class Pool:
         self._check: Callable[[Any], str] = lambda facts: ""
         self._seconds_per_part: dict[Any, float] = {}
         self._failed_starts = self._num_late = self._num_replaced = 0
-        self._folder = None if ray.is_initialized() else _connect(options)
-        self._is_connected_here = self._folder is not None
+        self._is_connected_here = not ray.is_initialized()
+        self._folder = _connect(options) if self._is_connected_here else None
         self._members = [self._start(number) for number in range(options.num_workers)]
         try:
             self._await_any()
@@ -112,13 +114,20 @@ class Pool:
 
     def close(self) -> None:
         """Ends all workers, and the Ray cluster if this pool has started it; a second call does nothing."""
+        ending = [member.actor.end.remote() for member in self._members if member.name and self._is_free(member)]
+        if ending:
+            ray.wait(ending, num_returns=len(ending), timeout=_SECONDS_TO_END)
         for member in self._members:
             ray.kill(member.actor)
         self._members = []
         if self._is_connected_here:
             ray.shutdown()
             self._is_connected_here = False
-            shutil.rmtree(self._folder or "", ignore_errors=True)
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
+            # Those of workers that were busy at the end.
+            remove_left(OF_WORKERS)
 
     def expect(self, facts: Callable[[], Any], check: Callable[[Any], str]) -> None:
         """Sets a check that every worker must pass, now and when it is replaced; see `Engine.expect`."""
@@ -234,7 +243,8 @@ class Pool:
                 limit = _ALONE_SECONDS + _ALONE_FACTOR * earlier * len(parts)
             if now - errand.started <= limit:
                 continue
-            has_others = any(self._is_free(member) for member in self._members if member.name)
+            # A late worker is sooner done than its replacement: others are waited for while they start.
+            has_others = any(not member.name or self._is_free(member) for member in self._members)
             if parts not in waiting and errand.member.busy is not None:
                 errand.member.times_late += 1
                 self._num_late += 1
@@ -263,16 +273,19 @@ class Pool:
     def _start(self, number: int) -> _Member:
         options = self.options
         remote: Any = ray.remote(Worker)
+        # Also for functions of a program that is run as a script, which workers cannot import by name.
+        pickler: Any = cloudpickle
         actor = remote.options(
             num_cpus=options.cpus_per_worker, num_gpus=options.gpus_per_worker, max_restarts=0, max_task_retries=0
         ).remote(
-            self._build_host,
+            # As bytes: what the function's module imports has to find the head's settings of libraries.
+            pickler.dumps(self._build_host),
             options.device,
             options.cpus_per_worker,
             settings_here(),
             are_operations_deterministic(),
         )
-        return _Member(number, actor, actor.describe.remote(self._facts), self._facts)
+        return _Member(number, actor, actor.describe.remote(self._facts), self._facts, _living_nodes())
 
     def _await_any(self) -> list[_Member]:
         """Returns the workers that have started, in the order of their numbers; waits for the first.
@@ -302,7 +315,8 @@ class Pool:
         try:
             pid, node, facts = _get(member.ready)
         except _FAILURES as error:
-            self._failed_starts += 1
+            # A worker that dies with its node says nothing of the next one.
+            self._failed_starts += member.nodes <= _living_nodes()
             if self._failed_starts >= _MOST_FAILED_STARTS:
                 raise EngineError(f"{_MOST_FAILED_STARTS} workers did not start: {_cause(error)}") from None
             self._replace(member, _cause(error))
@@ -328,23 +342,25 @@ class Pool:
             self._members[self._members.index(member)] = self._start(member.number)
 
 
-def _connect(options: PoolOptions) -> str:
-    """Connects to a cluster, or starts one on this machine; returns the cluster's folder, or an empty text.
+def _connect(options: PoolOptions) -> TemporaryFolder | None:
+    """Connects to a cluster, or starts one on this machine; returns the folder of a cluster on this machine.
 
     Raises:
       EngineError: there is no such cluster, or none can be started.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     # Ray's own folder can be read by everyone, and has what does not fit into memory. Names of sockets must be short.
-    folder = "" if options.address else tempfile.mkdtemp(prefix="tff_pdp_ray_")
+    folder = None if options.address else TemporaryFolder(OF_CLUSTERS)
     try:
-        if options.address:
+        if folder is None:
             ray.init(address=options.address, **quiet)
         else:
             # More workers than cores are for trials.
             ray.init(
+                # Not the cluster that an environment variable or a file of Ray names.
+                address="local",
                 _node_ip_address="127.0.0.1",
-                _temp_dir=folder,
+                _temp_dir=str(folder.path),
                 num_cpus=options.num_workers * options.cpus_per_worker,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 include_dashboard=False,
@@ -352,9 +368,15 @@ def _connect(options: PoolOptions) -> str:
                 **quiet,
             )
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        if folder is not None:
+            folder.remove()
         where = options.address or "this machine"
         raise EngineError(f"Ray cannot be used at {where}: {_cause(error)}") from error
     return folder
+
+
+def _living_nodes() -> frozenset[str]:
+    return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _get(reference: Any, seconds: float | None = None) -> Any:

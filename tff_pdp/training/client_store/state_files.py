@@ -191,7 +191,8 @@ class StateFiles:
     Guarantee: files are whole or absent, and each state has a checksum, which covers the state's place. Files on this
       machine can be read by the owner alone: states are computed from raw data.
     Assumes: workers can write to `root`, and see each other's files there. If `root` is a URL, access is a matter of
-      that file system.
+      that file system, and so is whether a file is whole or absent, as in stores of objects. Where a file can be seen
+      before it is whole, a state that is not whole is refused by its checksum.
 
     Attributes:
       folder: folder of the indexes, on the head's machine.
