@@ -19,7 +19,7 @@ from tff_pdp.settings import Count
 class DescribeData(Reporting):
     """Describe clients, labels and columns of data, and what would be treated as public.
 
-    Tables (data.kind table) are read as they are, before `tff-pdp prepare`. Of other kinds of data, the prepared client
+    Tables (data.kind table) are read as they are, before `tff-pdp prepare`. For other kinds of data, the prepared client
     dataset is described.
 
     Attributes:
