@@ -7,9 +7,9 @@
 | `split_column` | the row's split: `train`, `validation` or `test` |
 | `feature_columns` | the features, in this order; by default all other columns, in the order of the header |
 
-What `schema` declares is public. What it leaves open is taken from the values of all clients: the classes, the
+Constants that `schema` declares are public. Other constants are taken from the values of all clients: the classes, the
 categories of columns with texts, and the length and the largest id of token sequences. The manifest and the privacy
-statement name all that was taken, because a record may be visible in it.
+statement name the constants that were taken, because a constant may show a record.
 """
 
 import functools
@@ -46,8 +46,8 @@ class Table(SourceSettings):
         examples.
       feature_columns: names of the columns of features, in the order of the values in an example; by default all other
         columns.
-      schema: kind of each column, by name, or the name of a YAML file with this mapping. What is declared is public;
-        what is not declared is taken from the data, and named as treated as public.
+      schema: kind of each column, by name, or the name of a YAML file with this mapping. Declared constants are
+        public; other constants are taken from the data, and named as treated as public.
     """
 
     input_shape: tuple[Count, ...] = ()

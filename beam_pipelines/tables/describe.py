@@ -18,7 +18,7 @@ from beam_pipelines.tables.users import NOBODY
 
 @dataclasses.dataclass
 class Described:
-    """What tables hold.
+    """Content of tables.
 
     Attributes:
       sizes: number of usable rows of each client.

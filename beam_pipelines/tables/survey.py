@@ -98,7 +98,7 @@ class TableSchema:
 
 
 class Seen:
-    """What has been seen of the values of one column.
+    """Summary of the values of one column.
 
     Attributes:
       low: smallest number; infinite if there is none.

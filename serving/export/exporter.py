@@ -45,7 +45,7 @@ def export_models(
 
     `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `classes` string; `probabilities` and `scores` are
     float32 `[n, num_classes]`, `values` (of a regression) float32 `[n]`, `personalized` bool `[n]`. The global model
-    answers unknown ids. Where classes have names, `class`, string `[n]`, is the name of the class with the largest
+    answers unknown ids. If classes have names, `class`, string `[n]`, is the name of the class with the largest
     probability, and `classes` has names; otherwise there is no `class`, and `classes` has the numbers of the classes.
 
     The export has clients' ids and personal weights: both are personal data. Use keyed hashes as ids unless the ids may

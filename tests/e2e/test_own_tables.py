@@ -42,7 +42,7 @@ def test_the_experiment_of_the_page_is_short(folder):
 @pytest.mark.timeout(300)
 def test_three_commands_make_personal_models_that_answer_with_names(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    # What is faster is found out by tracing each method in both forms, which takes most of the time.
+    # Tracing both forms, to find out which of them is faster, takes most of the time.
     quick = ["--set", "training.rounds=4", "--client-parallelism", "loop"]
     for words in (["prepare"], ["train", *quick], ["export", "--set", "training.rounds=4"]):
         assert main([words[0], "--config", "my.yaml", *words[1:]]) == 0

@@ -118,10 +118,14 @@ SHAPES = {
 }
 
 
+# Settings without a default.
+NEEDED: dict[str, dict] = {"text": {"vocabulary_size": 5}}
+
+
 @pytest.mark.parametrize("name", sorted(MODELS.own))
 def test_our_own_models_meet_the_contract(name):
     shape, num_classes = SHAPES.get(name, ((4,), 3))
-    testing.check_model(MODELS.find(name), shape, num_classes)
+    testing.check_model(MODELS.find(name), shape, num_classes, **NEEDED.get(name, {}))
 
 
 PRIVATE = {"batch_size": 8, "clip_norm": 1.0, "budgets": BUDGETS}

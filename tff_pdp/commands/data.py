@@ -19,8 +19,8 @@ from tff_pdp.settings import Count
 class DescribeData(Reporting):
     """Describe clients, labels and columns of data, and what would be treated as public.
 
-    Tables (data.kind table) are read as they are, before `tff-pdp prepare`. Of other kinds of data, the prepared client
-    dataset is described.
+    Tables (data.kind table) are read as they are, before `tff-pdp prepare`. For other kinds of data, the command
+    describes the prepared client dataset.
 
     Attributes:
       config: an experiment, whose data are described.
