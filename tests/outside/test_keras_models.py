@@ -13,6 +13,7 @@ import yaml
 from tests.places import ROOT
 from tff_pdp import testing
 from tff_pdp.cli import main
+from tff_pdp.experiment.build import experiment_engine
 from tff_pdp.experiment.config import load_experiment
 from tff_pdp.personal_models.model_card import exported_ids
 from tff_pdp.personal_models.trained_clients import trained_clients
@@ -81,7 +82,8 @@ def test_keras_models_are_trained_exported_and_verified(lab, tmp_path, build, pa
     ids = tf.constant([own_id(client_id) for client_id in client_ids])
     answers = export.signatures["serving_default"](client_id=ids, x=tf.constant(x))["probabilities"]
     keras = getattr(keras_models, build)((FEATURES[build],), 2)
-    trained = trained_clients(method, state).weights_by_id()
+    with experiment_engine(config):
+        trained = trained_clients(method, state).weights_by_id()
     initial = method.model.init(0)
     for place, client_id in enumerate(client_ids):
         weights = trained[client_id]
