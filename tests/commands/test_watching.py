@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.training.record.runs import ledger_after, make_checkpoint, make_run
-from tff_pdp.cli import main
+from tests.unrun import parse
+from tff_pdp.cli import COMMANDS, main
 from tff_pdp.digests import as_line
 from tff_pdp.lock import lock_path, only_writer
 from tff_pdp.training.record.charges import ChargesWriter, read_charges, run_id_of
@@ -219,3 +221,16 @@ def test_lists_have_one_line_for_each_kind(capsys, kind, name, words):
 def test_an_unknown_list_names_the_known_ones(capsys):
     assert main(["list", "optimizers"]) == 2
     assert "algorithms" in capsys.readouterr().err
+
+
+def test_the_command_that_goes_on_has_the_given_options_and_resumes():
+    """Parsed again, it is the same command, but for `--overwrite`."""
+    words = ["--config", "my file.yaml", "--set", "training.rounds=10", "--device", "cpu", "--log-file", "a.log"]
+    train = parse(COMMANDS, ["train", *words, "--quiet", "--overwrite"])
+    assert train.going_on("train", ["--algorithm", "mr_mtl"]) == (
+        "tff-pdp train --config 'my file.yaml' --algorithm mr_mtl --set training.rounds=10 --device cpu --quiet "
+        "--log-file a.log --resume"
+    )
+    tune = parse(COMMANDS, ["tune", "--config", "a.yaml", "--values", "prox_weight=0.1,1", "--mean-runs", "3.5"])
+    again = parse(COMMANDS, shlex.split(tune.going_on("tune", tune._words()))[1:])
+    assert (again.values, again.mean_runs, again.resume) == (tune.values, 3.5, True)

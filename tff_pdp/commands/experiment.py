@@ -266,9 +266,19 @@ class Tune(_Resuming):
         config = self.experiment(self._search())
         if config.tuning.search is None:
             raise ConfigError("nothing to search: give tuning.search in the configuration, or --algorithm and --values")
-        tuned = tune(config, config.tuning.search.algorithm, resume=self.resume, overwrite=self.overwrite, **self.shown)
+        name = config.tuning.search.algorithm
+        try:
+            tuned = tune(config, name, resume=self.resume, overwrite=self.overwrite, **self.shown)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"to go on: {self.going_on('tune', self._words())}") from None
         summary = tune_summary(config, tuned)
         return Outcome(tune_text(summary), summary)
+
+    def _words(self) -> list[str]:
+        """Returns the options of the search, as words of a command."""
+        words = [word for one in self.values for word in ("--values", one)]
+        given = {"--algorithm": self.algorithm, "--runs": self.runs, "--mean-runs": self.mean_runs}
+        return words + [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
     def _search(self) -> dict[str, Any]:
         """Returns the settings of the search that options give, by dotted key."""

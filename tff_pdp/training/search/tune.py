@@ -245,9 +245,9 @@ def tune_text(summary: Mapping[str, Any]) -> str:
         f"{words[key]}: {between([float(one['minimum']), float(one['maximum'])], upper)}"
         for key, one in summary["epsilon"].items()
     ]
+    lines += [f"advice: {advice}" for advice in summary["advice"]]
     if not summary["epsilon"]:
         lines.append(f"claim: none, and no epsilon: {summary['claim_reason']}")
-    lines += [f"advice: {advice}" for advice in summary["advice"]]
     return "\n".join(lines)
 
 
