@@ -106,7 +106,7 @@ def train(
             say_cost_so_far(config, method)
         choices = Choices(folder if resume else None)
         with experiment_engine(config, choices, config.training.rounds) as engine, contextlib.ExitStack() as stack:
-            state, spending = _start_or_resume(config, method, folder, engine, resume, further, stack)
+            state, spending = _start_or_resume(config, method, folder, engine, resume, stack, further)
             choices.keep_by(spending.choose)
             train_data, validation_data = method.round_data("train"), method.round_data("validation")
             first_data = method.first_phase.round_data("train") if method.first_phase else train_data
@@ -156,8 +156,8 @@ def _start_or_resume(
     folder: Path,
     engine: Engine,
     resume: bool,
-    further: Extension | None,
     stack: contextlib.ExitStack,
+    further: Extension | None = None,
 ) -> tuple[Checkpoint, Spending]:
     """Returns the state to continue from, and the spending from there; the stack closes the files of both.
 
