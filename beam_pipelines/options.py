@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, get_type_hints
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from beam_pipelines.records import UserRecord
 from beam_pipelines.rules import ExampleRule, SplitRule
@@ -157,6 +158,15 @@ class SourceSettings(Settings):
           DataError: the input is missing or damaged.
         """
         raise NotImplementedError
+
+    def of_more_clients(self, path: Path, manifest: Manifest) -> "SourceSettings":
+        """Returns settings that read the raw data of further clients in the form of a prepared dataset.
+
+        Args:
+          path: raw data of the further clients, of the same kind.
+          manifest: manifest of the prepared dataset.
+        """
+        return replace(self, input=str(path), min_examples_per_client=1)
 
     def check_features(self, shape: tuple[int, ...], num_classes: int) -> None:
         """Compares `input_shape` and `num_classes` with the shape and the number of classes of the source.

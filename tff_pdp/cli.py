@@ -15,6 +15,7 @@ TensorFlow Serving.
 
 A whole experiment, in the order data flows:
   tff-pdp prepare  --config demo                 raw LEAF JSON -> client dataset
+  tff-pdp data     describe --config demo        clients, labels, columns; tables also before they are prepared
   tff-pdp train    --config demo                 client dataset -> personal models and a privacy ledger
   tff-pdp evaluate --config demo                 test metrics, report.html, summary.json
   tff-pdp export   --config demo                 personal models -> one SavedModel
@@ -33,10 +34,16 @@ AUDITS = command_line.Table(
     "Measure what an observer can infer from a run beyond the guarantee.",
     {"budgets": "tff_pdp.commands.audit:AuditBudgets"},
 )
+DATA = command_line.Table(
+    "tff-pdp data",
+    "Look at data before and after they are prepared.",
+    {"describe": "tff_pdp.commands.data:DescribeData"},
+)
 COMMANDS = command_line.Table(
     "tff-pdp",
     _ABOUT,
     {
+        "data": DATA,
         "prepare": f"{_EXPERIMENT}:Prepare",
         "train": f"{_EXPERIMENT}:Train",
         "tune": f"{_EXPERIMENT}:Tune",

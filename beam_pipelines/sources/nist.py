@@ -189,7 +189,7 @@ def _join_images(numbers: dict[str, int], partitions: int, task: int, context: T
             context.count(EXAMPLES, READ)
             context.count(EXAMPLES, Reason.CLASS_NOT_CHOSEN)
         else:
-            rows.append((writer, name, label, *(problem or (None, None))))
+            rows.append((writer, name, label, *((problem.reason, problem.found) if problem else (None, None))))
     for content, copies in classes.items():
         context.count(_CLASS_IMAGES, KEPT if content in writers else Reason.IMAGE_WITHOUT_USER, len(copies))
     columns = ("writer", "name", "label", "reason", "found")

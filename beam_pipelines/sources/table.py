@@ -7,15 +7,16 @@
 | `split_column` | the row's split: `train`, `validation` or `test` |
 | `feature_columns` | the features, in this order; by default all other columns, in the order of the header |
 
-What `schema` declares is public. What it leaves open is taken from the values of all clients: the classes, the
+Constants that `schema` declares are public. Other constants are taken from the values of all clients: the classes, the
 categories of columns with texts, and the length and the largest id of token sequences. The manifest and the privacy
-statement name all that was taken, because a record may be visible in it.
+statement name the constants that were taken, because a constant may show a record.
 """
 
 import functools
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from beam_pipelines.tables.columns import Column
 from beam_pipelines.tables.files import list_tables
 from beam_pipelines.tables.survey import Roles, TableSchema, complete_schema
 from beam_pipelines.tables.users import read_client, table_stages
-from tff_pdp.data.manifest import FeatureSpec
+from tff_pdp.data.manifest import MANIFEST_FILE, FeatureSpec, Manifest
 from tff_pdp.errors import ConfigError
 from tff_pdp.settings import Count, CountOrZero, Name, read_settings, read_yaml, to_plain
 
@@ -45,8 +46,8 @@ class Table(SourceSettings):
         examples.
       feature_columns: names of the columns of features, in the order of the values in an example; by default all other
         columns.
-      schema: kind of each column, by name, or the name of a YAML file with this mapping. What is declared is public;
-        what is not declared is taken from the data, and named as treated as public.
+      schema: kind of each column, by name, or the name of a YAML file with this mapping. Declared constants are
+        public; other constants are taken from the data, and named as treated as public.
     """
 
     input_shape: tuple[Count, ...] = ()
@@ -55,7 +56,7 @@ class Table(SourceSettings):
     client_column: Name | None = None
     split_column: Name | None = None
     feature_columns: Annotated[tuple[Name, ...], Meta(min_length=1)] | None = None
-    schema: dict[str, Column] | Name = {}
+    schema: dict[str, Column] | Name = msgspec.field(default_factory=dict)
 
     @property
     def roles(self) -> Roles:
@@ -107,6 +108,13 @@ class Table(SourceSettings):
         """Returns the job's options; shape and number of classes are open until `RawData.features` replaces them."""
         stated = replace(self, input_shape=self.input_shape or (1,), num_classes=self.num_classes or 0)
         return super(Table, stated).job_options(output, overwrite=overwrite)
+
+    def of_more_clients(self, path: Path, manifest: Manifest) -> SourceSettings:
+        """Returns settings that read further clients with the columns and classes of a prepared dataset."""
+        columns, label = manifest.parameters["columns"], manifest.parameters["label"]
+        schema = read_settings(dict[str, Column], {**columns, **label}, MANIFEST_FILE, "parameters")
+        stated = replace(self, feature_columns=tuple(columns), schema=schema)
+        return super(Table, stated).of_more_clients(path, manifest)
 
     def _features(self, schema: TableSchema) -> FeatureSpec:
         shape = self.input_shape or (schema.num_values,)

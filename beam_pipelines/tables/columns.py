@@ -25,6 +25,9 @@ from msgspec.structs import force_setattr
 from beam_pipelines.records import Reason
 from tff_pdp.settings import Count, Finite, Settings
 
+# pyarrow.compute makes its functions at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 # Larger whole numbers are not exact in float32, the type of all features.
 LARGEST_INTEGER = 2**24
 _LARGEST = float(np.finfo(np.float32).max)
@@ -34,7 +37,6 @@ _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _INFINITE = r"(?i)^[+-]?inf(inity)?$"
 _MISSING = r"(?i)^(na|nan|n/a|null|none)?$"
 
-Whole = Annotated[int, Meta(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
 Values = tuple[str | int | float | bool, ...]
 
 
@@ -91,9 +93,14 @@ class Integer(Settings, tag_field="kind", tag="integer"):
       missing: value that replaces a missing value; none: a row with a missing value cannot be used.
     """
 
-    low: Whole | None = None
-    high: Whole | None = None
-    missing: Whole | None = None
+    low: int | None = None
+    high: int | None = None
+    missing: int | None = None
+
+    def __post_init__(self):
+        for name in ("low", "high", "missing"):
+            if abs(getattr(self, name) or 0) > LARGEST_INTEGER:
+                raise ValueError(f"{name} must be at most 2**24 in size: float32 holds no larger number exactly")
 
     @property
     def words(self) -> str:
@@ -163,12 +170,14 @@ class Tokens(Settings, tag_field="kind", tag="tokens"):
     """
 
     vocabulary: tuple[str, ...] | None = None
-    vocabulary_size: Annotated[int, Meta(ge=2, le=LARGEST_INTEGER)] | None = None
+    vocabulary_size: Annotated[int, Meta(ge=2)] | None = None
     sequence_length: Count | None = None
     cut: bool = False
 
     def __post_init__(self):
         force_setattr(self, "vocabulary", _texts_of(self.vocabulary, "vocabulary"))
+        if (self.size or 0) > LARGEST_INTEGER:
+            raise ValueError("vocabulary_size must be at most 2**24: float32 holds no larger id exactly")
         if self.vocabulary is not None and self.vocabulary_size not in (None, len(self.vocabulary) + 2):
             raise ValueError(
                 f"vocabulary_size must be {len(self.vocabulary) + 2} for a vocabulary of {len(self.vocabulary)} words: "

@@ -199,7 +199,9 @@ def write_table(frame: Any, path: Path) -> Path:
     try:
         table = frame if isinstance(frame, pyarrow.Table) else pyarrow.Table.from_pandas(frame, preserve_index=False)
     except (AttributeError, TypeError, pyarrow.ArrowException) as error:
-        raise ConfigError(f"a table must be a pandas DataFrame or a pyarrow.Table whose columns have one type: {error}") from error
+        raise ConfigError(
+            f"a table must be a pandas DataFrame or a pyarrow.Table whose columns have one type: {error}"
+        ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as staging:
         pyarrow.parquet.write_table(table.replace_schema_metadata(), staging)

@@ -1,4 +1,4 @@
-"""Reads the rows of a table as checked arrays of numbers; a row that cannot be used keeps its line, column and value."""
+"""Reads the rows of a table as checked arrays; of a row that cannot be used, line, column and value are kept."""
 
 import dataclasses
 from collections import Counter
@@ -77,7 +77,9 @@ def read_rows(path: Path, schema: TableSchema) -> Iterator[Rows]:
 def _other_rows(path: Path, schema: TableSchema, lines: Lines, number: int) -> Rows:
     """Returns the rows that have another number of values than the header, none of which can be used."""
     if len(lines.of_others) != number:
-        raise DataError(f"{path}: {number} rows have another number of values than the header; check quotes in the file")
+        raise DataError(
+            f"{path}: {number} rows have another number of values than the header; check quotes in the file"
+        )
     allowed = f"{len(read_header(path))} values, as in the header"
     problems = [Unusable(Reason.ROW_LENGTH, f"line {line}: {size} values", allowed) for line, size in lines.of_others]
     x = np.zeros((number, schema.num_values), np.float32)

@@ -27,6 +27,9 @@ from beam_pipelines.tables.files import read_batches, read_header
 from tff_pdp.errors import ConfigError, DataError
 from tff_pdp.settings import did_you_mean
 
+# pyarrow.compute makes its functions at run time, where a type checker cannot see them.
+# pyright: reportAttributeAccessIssue=false
+
 # A column with more categories than this is hardly one of categories: the schema must list them.
 MOST_CATEGORIES, MOST_CLASSES, MOST_WORDS = 100, 1000, 100_000
 # Number of columns that a text names.
@@ -95,7 +98,7 @@ class TableSchema:
 
 
 class Seen:
-    """What has been seen of the values of one column.
+    """Summary of the values of one column.
 
     Attributes:
       low: smallest number; infinite if there is none.
@@ -168,7 +171,7 @@ def complete_schema(
     declared: Mapping[str, Column],
     num_classes: int | None = None,
 ) -> tuple[TableSchema, dict[str, Seen]]:
-    """Completes a schema: kinds, categories, classes, vocabularies and lengths that are not declared come from the data.
+    """Completes a schema: kinds, lists of values and lengths that are not declared are taken from the data.
 
     The values of columns that are declared in full are not read.
 

@@ -60,9 +60,7 @@ def read_client(schema: TableSchema, path: Path) -> Iterator[UserRecord]:
     yield _user(client, path.name, x, y, np.concatenate(splits) if splits else None, schema)
 
 
-def table_stages(
-    folder: Path, names: Sequence[str], schema: TableSchema, rules: ClientRules
-) -> tuple[Stage, ...]:
+def table_stages(folder: Path, names: Sequence[str], schema: TableSchema, rules: ClientRules) -> tuple[Stage, ...]:
     """Builds the stages that read users from tables with a column of clients; the last yields the table of users."""
     read = functools.partial(_read_tables, folder, schema, rules)
     group = functools.partial(_group_rows, schema, rules)
@@ -145,9 +143,7 @@ def _user(
 ) -> UserRecord:
     labels = y.astype(np.int64).tolist() if schema.class_names is not None else y.tolist()
     is_in = {split: None if splits is None else (splits == SPLITS.index(split)).tolist() for split in SPLITS}
-    return UserRecord(
-        client, source, x, labels, len(x), is_test=is_in["test"], is_validation=is_in["validation"]
-    )
+    return UserRecord(client, source, x, labels, len(x), is_test=is_in["test"], is_validation=is_in["validation"])
 
 
 def _as_binary(x: np.ndarray) -> pyarrow.Array:

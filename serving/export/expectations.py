@@ -105,7 +105,7 @@ def _answers(model: Model, weights: Arrays, x: np.ndarray) -> np.ndarray:
 def _predicted(models: PersonalModels, client_ids: list[str], right: np.ndarray) -> dict[str, np.ndarray]:
     name, _ = answers_of(models.model)
     outputs = {name: right, "personalized": np.array([client_id != "" for client_id in client_ids])}
-    # Where two classes are as likely, rounding decides which of them is the answer.
+    # If two classes are as likely, rounding decides which of them is the answer.
     if models.class_names is not None and _margin(right) > 2 * TOLERANCE:
         outputs[CLASS] = np.array([models.class_names[place].encode() for place in right.argmax(axis=-1)], object)
     return outputs

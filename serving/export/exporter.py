@@ -38,15 +38,15 @@ def export_models(
 
     | signature | inputs | outputs |
     |---|---|---|
-    | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized` bool `[n]`, `class` |
+    | `serving_default`, `predict` | `client_id`, `x` | `probabilities` (or `values`), `personalized`, `class` |
     | `predict_images`, for images | `client_id`, `image_bytes` string `[n]` | the same as `predict` |
     | `classify` | `inputs` string `[n]`: `tf.Example`s with `client_id`, `x` | `classes`, `scores` `[n, num_classes]` |
     | `regress` | the same as `classify` | `outputs` float32 `[n]` |
 
     `client_id` is string `[n]`, `x` float32 `[n, *input_shape]`, `classes` string; `probabilities` and `scores` are
-    float32 `[n, num_classes]`, `values` (of a regression) float32 `[n]`. The global model answers unknown ids. `class`,
-    string `[n]`, is the name of the class with the largest probability, for models whose classes have names; `classes`
-    then has the names, too, and otherwise the numbers of the classes.
+    float32 `[n, num_classes]`, `values` (of a regression) float32 `[n]`, `personalized` bool `[n]`. The global model
+    answers unknown ids. If classes have names, `class`, string `[n]`, is the name of the class with the largest
+    probability, and `classes` has names; otherwise there is no `class`, and `classes` has the numbers of the classes.
 
     The export has clients' ids and personal weights: both are personal data. Use keyed hashes as ids unless the ids may
     be published. One request may have examples of several clients.

@@ -108,6 +108,7 @@ def silo_cases() -> Iterator[tuple[str, dict]]:
     for name, influence in (("people", NODE), ("people alone", ALONE), ("pairs", EDGE)):
         yield name, {"row_influence": influence}
     yield "chacha20", {"generator": "chacha20"}
+    yield "taken from records", {"taken_from_records": ("classes of 'activity' (6)", "categories of 'sport' (3)")}
     strange = replace(over, id="</p><b>& \"o' {{ 7 * 7 }}")
     yield "nameless", {"silos": [replace(silo, id="") for silo in (over, *early[1:])]}
     yield "nameless bare", {"silos": [replace(silo, id="") for silo in (bare[0], *early[1:])]}
@@ -172,6 +173,7 @@ def user_cases() -> Iterator[tuple[str, dict]]:
     yield "constant tree", {"sums": replace(tree, is_constant=True)}
     yield "adaptive", {"sums": adaptive}
     yield "constant", {"sums": constant}
+    yield "taken from records", {"taken_from_records": ("classes of 'activity' (6)",)}
     yield "capped", {"sums": capped}
     yield "constant and capped", {"sums": replace(capped, is_constant=True)}
     yield "own support", {"sums": replace(sums, own_support=("DSU", "DSU 2"))}

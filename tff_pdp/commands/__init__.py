@@ -1,6 +1,7 @@
 """Runs the commands of `tff-pdp`.
 
 experiment: prepare, train, tune, evaluate, export, personalize, serve, predict
+data: clients, labels and columns of data
 account: the cost of a plan, before training
 synthesize: synthetic data of one silo
 record: `verify` checks runs on disk, `seal` destroys their secrets

@@ -307,8 +307,9 @@ class Personalize(OnExperiment):
     silos' examples are protected, each silo's own budget is charged for the fit (docs/privacy.md).
 
     Attributes:
-      examples: an .npz file with x and y of one client, or a client dataset, whose held-out examples test the fit.
-      client_id: id of the client; default: all clients of a client dataset.
+      examples: an .npz file with x and y of one client; a client dataset, whose held-out examples test the fit; or raw
+        data as in data.input, which are prepared as those of training were.
+      client_id: id of the client; default: all clients of a client dataset or of raw data.
     """
 
     examples: Path

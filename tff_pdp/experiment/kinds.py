@@ -54,6 +54,7 @@ MODELS: Kinds[Callable] = Kinds(
         "cnn": f"{_MODELS}.convolutional:build_cnn",
         "lenet": f"{_MODELS}.convolutional:build_lenet",
         "tutorial_cnn": f"{_MODELS}.convolutional:build_tutorial_cnn",
+        "text": f"{_MODELS}.text:build_text",
         "resnet20": f"{_MODELS}.resnet:build_resnet20",
     },
     "tff_pdp.models",

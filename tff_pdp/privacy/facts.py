@@ -243,6 +243,7 @@ class StatementFacts(Settings):
       on_record: cost of all training runs on the same records.
       tuning: choices that were made by looking at results.
       generator: generator of random bits in training.
+      taken_from_records: constants that preparation took from all clients' records without noise, in words.
     """
 
     are_users: ClassVar[bool]
@@ -251,6 +252,7 @@ class StatementFacts(Settings):
     on_record: RunsOnRecord = RunsOnRecord()
     tuning: TuningFacts = TuningFacts()
     generator: Generator = "philox"
+    taken_from_records: tuple[str, ...] = ()
 
     @property
     def covered(self) -> tuple[MethodFacts, ...]:

@@ -38,6 +38,8 @@ from tff_pdp.training.checkpoint import Checkpoint
 from tff_pdp.training.counted import cost_of_all_runs, splits_of
 
 Trained = tuple[Method, Checkpoint]
+# The condition of a claim where the data set was prepared with constants that nobody declared.
+FROM_RECORDS = "constants that were taken from all clients' records without noise are treated as public"
 
 
 def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], str] | None = str) -> tuple[str, str]:
@@ -51,14 +53,22 @@ def claim_of_run(method: Method, state: Checkpoint, shown_id: Callable[[str], st
     if bare:
         example = f", for example {bare[0]}" if shown_id else ""
         return "none", f"{len(bare)} silos trained without noise{example}"
-    return method.plan.claim, method.plan.claim_reason
+    return _with_constants(method, method.plan.claim, method.plan.claim_reason)
+
+
+def _with_constants(method: Method, claim: str, reason: str) -> tuple[str, str]:
+    """Returns the claim and its reason where constants of the data may have been taken from all clients' records."""
+    if claim not in GUARANTEES or not method.clients.manifest.treated_as_public:
+        return claim, reason
+    conditions = [reason.strip().rstrip(".")] if claim == "formal-conditional" else []
+    return "formal-conditional", "; ".join([*conditions, FROM_RECORDS])
 
 
 def _claim_of_silo(method: Method, state: Checkpoint, silo: str) -> tuple[str, str]:
     """Returns the claim for one silo, and the claim's reason; other silos may have another claim."""
     if state.run_key.is_test_only:
         return "none", FIXED_SEED
-    return method.plan.claim_of(silo)
+    return _with_constants(method, *method.plan.claim_of(silo))
 
 
 def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts | UserFacts:
@@ -66,6 +76,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
     plans: list[Any] = [method.plan for method, _ in trained]
     methods = tuple(_method_facts(config, method, state) for method, state in trained)
     on_record = _runs_on_record(config, trained)
+    taken = tuple(trained[0][0].clients.manifest.treated_as_public)
     if plans[0].samples_clients:
         return UserFacts(
             methods=methods,
@@ -73,6 +84,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
             tuning=_tuning_facts(config, trained, USERS),
             generator=plans[0].generator,
             sums=user_sums(config, trained),
+            taken_from_records=taken,
         )
     for _, state in trained:
         if state.ledger:
@@ -95,6 +107,7 @@ def facts_of(config: ExperimentConfig, trained: Sequence[Trained]) -> SiloFacts 
         level=getattr(getattr(config.privacy, "budgets", None), "level", "own"),
         has_common_noise=getattr(config.privacy, "noise_multiplier", None) is not None,
         synthetic=_synthetic_facts(config, trained),
+        taken_from_records=taken,
     )
 
 
@@ -103,7 +116,7 @@ def _synthetic_facts(config: ExperimentConfig, trained: Sequence[Trained]) -> Sy
     section, method = config.privacy.synthetic, trained[0][0]
     if section is None:
         return None
-    claim, reason = section.generator.claim
+    claim, reason = _with_constants(method, *section.generator.claim)
     if any(state.run_key.is_test_only for _, state in trained):
         claim, reason = "none", FIXED_SEED
     shared = _claim_of_shared(config, claim, reason)

@@ -1,16 +1,22 @@
-"""Reads examples of clients that were not in training, from an .npz file of one client or from a client dataset."""
+"""Reads examples of clients that were not in training: an .npz file of one client, a client dataset, or raw data."""
 
+import contextlib
 import dataclasses
+import sys
+import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from beam_pipelines.epidemic.sources import promised_influence
 from tff_pdp.data.client_dataset import ClientDataset, ClientExamples
-from tff_pdp.data.manifest import RowInfluence
+from tff_pdp.data.manifest import MANIFEST_FILE, SHARD_FOLDER, Manifest, RowInfluence
 from tff_pdp.errors import DataError
+from tff_pdp.experiment.config import ExperimentConfig
+from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.base import Model
 
 
@@ -43,6 +49,42 @@ class NewClients:
     def features(self) -> dict[str, np.ndarray]:
         """Returns the features of each client's examples for the fit, float32 `[n, *input_shape]`, by client id."""
         return {client_id: own.x for client_id, own in zip(self.client_ids, self.train, strict=True)}
+
+
+@contextlib.contextmanager
+def prepared_examples(config: ExperimentConfig, path: Path) -> Iterator[Path]:
+    """Yields a path for `read_new_clients`: the given path, or a client dataset made from raw data at this path.
+
+    Raw data of the kind `data.kind` are prepared as the data of training were, with every client that has an example,
+    in a temporary folder. Clients that are left out are named on standard error.
+
+    Args:
+      config: the experiment.
+      path: an `.npz` file with the arrays x and y of one client, a client dataset, or raw data.
+
+    Raises:
+      ConfigError, DataError: the raw data cannot be prepared, as in `tff_pdp.experiment.prepare.prepare_clients`.
+    """
+    if not path.exists() or _is_prepared(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="tff_pdp_examples_") as folder:
+        data = config.data.of_more_clients(path.absolute(), Manifest.load(config.clients_folder))
+        more = replace(config, output=folder, data=data)
+        for reason, names in prepare_clients(more).manifest.left_out.items():
+            print(f"left out ({reason}): {', '.join(names)}", file=sys.stderr, flush=True)
+        yield more.clients_folder
+
+
+def _is_prepared(path: Path) -> bool:
+    """Tells whether a path is a client dataset, or an `.npz` file of one client."""
+    if path.is_dir():
+        return any((path / name).exists() for name in (MANIFEST_FILE, SHARD_FOLDER)) or not any(path.iterdir())
+    if not zipfile.is_zipfile(path):
+        # A damaged file is reported as what its name says.
+        return path.suffix == ".npz"
+    with zipfile.ZipFile(path) as archive:
+        return not any("/" in name for name in archive.namelist())
 
 
 def read_new_clients(path: Path, client_ids: Sequence[str], model: Model) -> NewClients:

@@ -19,7 +19,7 @@ from tff_pdp.experiment.config import ExperimentConfig
 from tff_pdp.experiment.run_key import RunKey
 from tff_pdp.lock import only_writer
 from tff_pdp.personal_models.new_clients.costs import claim_of_fit
-from tff_pdp.personal_models.new_clients.examples import read_new_clients
+from tff_pdp.personal_models.new_clients.examples import prepared_examples, read_new_clients
 from tff_pdp.personal_models.new_clients.fit import Metrics, fit_budget, fit_new_rows, fit_settings, measure
 from tff_pdp.personal_models.new_clients.options import FitOptions
 from tff_pdp.personal_models.new_clients.version import adding_to_export, publish_with_clients
@@ -91,7 +91,7 @@ def personalize(
 
     Args:
       config: the experiment, which has been exported.
-      path: file or folder of examples, as in `read_new_clients`.
+      path: file or folder of examples, as in `prepared_examples`.
       client_ids: ids of the clients to add; by default all clients of a client dataset.
       options: options of the fit.
       progress: whether to show the planned fit and a progress bar on standard error.
@@ -115,10 +115,14 @@ def personalize(
     options = options or FitOptions()
     budget = fit_budget(config.privacy, options)
     # Held before a silo pays, so that no other version is published in between, without the new clients.
-    with only_writer(config.algorithm_folder(config.export.algorithm)), adding_to_export(config) as exported:
+    with (
+        only_writer(config.algorithm_folder(config.export.algorithm)),
+        prepared_examples(config, path) as examples,
+        adding_to_export(config) as exported,
+    ):
         models = exported.models
         settings = fit_settings(config, options, budget, exported)
-        new = read_new_clients(path, client_ids, models.model)
+        new = read_new_clients(examples, client_ids, models.model)
         config.privacy.check_rows(new.row_influence)
         served_as = exported.check_new(new.client_ids, replace=options.replace)
         if progress:
