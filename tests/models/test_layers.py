@@ -123,6 +123,10 @@ def test_weights_read_by_name_or_used_twice_have_no_closed_form():
     np.testing.assert_array_equal(recording["b"], weights["b"])
     assert recording.without_closed_form() == ["b"]
     layers.dense(recording, "a", tf.ones([1, 2]))
+    # Two uses of a dense layer at one position each are one use at two positions.
+    assert recording.without_closed_form() == ["b"]
+    # With several positions in one of the uses, they are not.
+    layers.dense(recording, "a", tf.ones([1, 5, 2]))
     assert recording.without_closed_form() == ["a/bias", "a/kernel", "b"]
 
 
