@@ -31,7 +31,7 @@ real digits. `tff-pdp COMMAND --help` explains one command.
 """
 
 _EXPERIMENT, _RECORD = "tff_pdp.commands.experiment", "tff_pdp.commands.record"
-_WATCHING = "tff_pdp.commands.watching"
+_CLIENTS, _WATCHING = "tff_pdp.commands.clients", "tff_pdp.commands.watching"
 AUDITS = command_line.Table(
     "tff-pdp audit",
     "Measure what an observer can infer from a run beyond the guarantee.",
@@ -59,13 +59,13 @@ COMMANDS = command_line.Table(
         "account": "tff_pdp.commands.account:Account",
         "synthesize": "tff_pdp.commands.synthesize:Synthesize",
         "export": f"{_EXPERIMENT}:Export",
-        "personalize": f"{_EXPERIMENT}:Personalize",
+        "personalize": f"{_CLIENTS}:Personalize",
         "verify": f"{_RECORD}:Verify",
         "audit": AUDITS,
         "seal": f"{_RECORD}:Seal",
         "forget": f"{_RECORD}:Forget",
         "serve": "serving.commands:Serve",
-        "predict": f"{_EXPERIMENT}:Predict",
+        "predict": f"{_CLIENTS}:Predict",
         "verify-export": "serving.commands:Verify",
         "client-id": "serving.commands:ClientId",
         "deploy": "serving.commands:Deploy",

@@ -57,21 +57,24 @@ def measure(name: str, repetitions: int) -> dict[str, Any]:
     return {"model": name, "plain_s": plain, "dp_s": private, "ratio": private / plain, "repetitions": repetitions}
 
 
+_MECHANISM = {
+    "clip_norm": 1.0,
+    "noise_multiplier": 1.0,
+    "sampling_rate": BATCH_SIZE / NUM_EXAMPLES,
+    "expected_batch_size": float(BATCH_SIZE),
+}
+
+
 def _draws(model: Model, seed: tf.Tensor) -> Any:
-    rate = tf.constant([BATCH_SIZE / NUM_EXAMPLES])
+    mechanism = {name: tf.constant([value]) for name, value in _MECHANISM.items()}
     one = tf.constant([1])
-    draws = build_dp_sgd(model).draw({"sampling_rate": rate}, one * NUM_EXAMPLES, tf.constant(NUM_EXAMPLES), one, seed)
+    draws = build_dp_sgd(model).draw(mechanism, one * NUM_EXAMPLES, tf.constant(NUM_EXAMPLES), one, seed)
     return tf.nest.map_structure(lambda leaf: leaf[0], draws)
 
 
 def _dp_step(model: Model) -> Callable[..., Any]:
     estimator = build_dp_sgd(model)
-    mechanism = {
-        "clip_norm": tf.constant(1.0),
-        "noise_multiplier": tf.constant(1.0),
-        "sampling_rate": tf.constant(BATCH_SIZE / NUM_EXAMPLES),
-        "expected_batch_size": tf.constant(float(BATCH_SIZE)),
-    }
+    mechanism = {name: tf.constant(value) for name, value in _MECHANISM.items()}
 
     @tf.function
     def step(weights: Any, data: ClientData, seed: tf.Tensor) -> Any:

@@ -1,6 +1,7 @@
 """Runs the commands of `tff-pdp`.
 
-experiment: prepare, train, tune, evaluate, export, personalize, serve, predict
+experiment: prepare, train, tune, evaluate, config, export, demo, reproduce, doctor
+clients: personalize and predict, for single clients
 data: clients, labels and columns of data
 account: the cost of a plan, before training
 synthesize: synthetic data of one silo

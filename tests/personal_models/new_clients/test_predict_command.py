@@ -8,7 +8,7 @@ import pytest
 
 from tests.personal_models.new_clients.test_personalize import NAMES, SILOS, config_of, save, silo
 from tff_pdp.cli import main
-from tff_pdp.commands.experiment import Predict
+from tff_pdp.commands.clients import Predict
 from tff_pdp.data.client_dataset import ClientDataset
 from tff_pdp.experiment.prepare import prepare_clients
 
