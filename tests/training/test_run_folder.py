@@ -171,7 +171,7 @@ def test_a_refusal_names_the_setting_that_differs_with_both_values(experiment):
     start_folder(config, folder, "cpu")
     said = other_settings(experiment(privacy__clip_norm=2.0), "mr_mtl", folder, "460 rounds")
     assert "other settings: privacy.clip_norm was 1.0, and is 2.0 now. Restore the old value to go on" in said
-    assert said.index("Restore") < said.index("--set output=") < said.index("--overwrite throws 460 rounds away")
+    assert said.index("Restore") < said.index("another `output`") < said.index("--overwrite throws 460 rounds away")
     own = {**config.algorithms["mr_mtl"], "prox_weight": 0.77}
     several = experiment(training__rounds=3, algorithms={"mr_mtl": own})
     said = other_settings(several, "mr_mtl", folder, "460 rounds")

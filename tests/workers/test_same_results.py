@@ -60,7 +60,7 @@ def test_states_stay_at_the_workers(clients, tmp_path, monkeypatch):
         config = experiment_of(clients, tmp_path / "run", name, 2, training__evaluate_every=100)
         with monkeypatch.context() as patch:
             # A validation reads each client's metrics.
-            patch.setattr(training, "_validation_metrics", lambda *_: {})
+            patch.setattr(training, "_validation_metrics", lambda *_: None)
             train(config, name, progress=False)
         files = {path.name for path in (config.algorithm_folder(name) / STORE).glob("*.states")}
         assert any(not file.endswith("_00000.states") for file in files), files

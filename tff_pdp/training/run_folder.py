@@ -145,7 +145,7 @@ def other_settings(config: ExperimentConfig, name: str, folder: Path, done: str)
     then, now = (_decisive(content, name) for content in (settings_of_run(folder), config.to_dict()))
     differing = [key for key in sorted({*then, *now}) if then.get(key, _NOT_SET) != now.get(key, _NOT_SET)]
     again = (
-        f"to start again, name another output (--set output=FOLDER); --overwrite throws {done} away, but not the cost, "
+        f"to start again, name another `output`; --overwrite throws {done} away, but not the cost, "
         "which stays on record"
     )
     if not differing:

@@ -56,7 +56,7 @@ def test_tables_have_the_columns_and_classes_of_training(tables, tmp_path, capsy
 
 def test_what_is_ready_stays_as_it_is(tables, tmp_path):
     np.savez(tmp_path / "one.npz", x=np.ones((2, 5)), y=np.zeros(2))
-    for path in (tables.clients_folder, tmp_path / "one.npz", tmp_path / "absent"):
+    for path in (tables.clients_folder, tmp_path / "one.npz"):
         with prepared_examples(tables, path) as given:
             assert given == path
 

@@ -6,6 +6,7 @@ import pytest
 from beam_pipelines.sources.silo_files import write_silo_arrays
 from tests.personal_models.new_clients.test_personalize import SILOS, config_of, save, silo
 from tff_pdp.errors import DataError
+from tff_pdp.experiment.prepare import prepare_clients
 from tff_pdp.models.dense import build_linear
 from tff_pdp.personal_models.new_clients.examples import DEAD_LETTERS, prepared_examples, read_new_clients
 
@@ -30,6 +31,7 @@ def test_refusals_say_what_is_taken(config, tmp_path):
     bad = silo("harbour", 11)
     bad.x[:60] = np.nan
     write_silo_arrays(tmp_path / "bad.npz", [bad])
+    prepare_clients(config)
     with (
         pytest.raises(DataError, match=r"50\.0% of 120 examples cannot be used"),
         prepared_examples(config, tmp_path / "bad.npz"),

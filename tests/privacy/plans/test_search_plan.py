@@ -158,7 +158,7 @@ def test_with_noised_numbers_of_examples_a_search_costs_its_budget_and_no_other_
         "b": SearchCosts(total=4.0, untuned=None, fixed_grid=None),
     }
     summary = {"algorithm": "mr_mtl", "selected": {"a": {}, "b": {}}, "searched": ["prox_weight"], "candidates": 3}
-    text = tune_text({**summary, "folder": "f", "epsilon": {"total": {"minimum": 2.0, "maximum": 4.0}}})
+    text = tune_text({**summary, "folder": "f", "advice": [], "epsilon": {"total": {"minimum": 2.0, "maximum": 4.0}}})
     assert text.splitlines()[1:] == [
         "epsilon at most, the search included (the budget: with noised counts, no smaller bound holds): between 2 and 4"
     ]
