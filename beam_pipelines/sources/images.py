@@ -114,7 +114,7 @@ def _unusable(name: str, problem: str) -> Unusable:
 class Images:
     """Labelled images: `x` uint8 `[n, height, width, channels]`, `y` int64 `[n]`.
 
-    Of a source of numbers, `x` is float32 `[n, ...]`; of a regression, `y` is float32 `[n]`.
+    A source of numbers gives `x` as float32 `[n, ...]`, and a regression has `y` as float32 `[n]`.
     """
 
     x: np.ndarray

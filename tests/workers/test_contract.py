@@ -77,7 +77,7 @@ def results(process, algorithm, server, clients, given=lambda members: members):
 
 @pytest.fixture(scope="module")
 def expected(built, here):
-    """What one process has after three rounds."""
+    """Computes three rounds in one process, to compare with."""
     algorithm, process = built
     with here.install():
         return results(process, algorithm, *run(process, algorithm, rounds=3))

@@ -65,9 +65,7 @@ def add(statement: Statement, sums: Leaves, evaluator: Evaluator, num_clients: t
         return _accumulated_in_turn(statement, sums, columns, num_clients)
     combine, reduce, _ = _SUMS[statement.uri or ""]
     if num_clients is not None and statement.uri in ("federated_mean", "federated_sum"):
-        leaves = structures.flatten(
-            evaluator.evaluate(statement.value.argument), without_placement(statement.value.argument.type_signature)
-        )
+        leaves = _leaves_of(statement.value.argument, evaluator, None)
         values = [as_column(leaf).total(num_clients) for leaf in leaves]
     else:
         values = _values(statement, evaluator, num_clients)
@@ -119,7 +117,7 @@ def _values(statement: Statement, evaluator: Evaluator, num_clients: tf.Tensor |
 
 
 def _leaves_of(expression: Any, evaluator: Evaluator, num_clients: tf.Tensor | None) -> Leaves:
-    """Returns the leaves of an expression's value at one client, or stacked over `num_clients` clients."""
+    """Returns the leaves of an expression's value; if `num_clients` is given, stacked over this number of clients."""
     leaves = structures.flatten(evaluator.evaluate(expression), without_placement(expression.type_signature))
     return leaves if num_clients is None else [stack(leaf, num_clients) for leaf in leaves]
 

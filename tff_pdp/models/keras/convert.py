@@ -173,7 +173,7 @@ class _Converted:
 
     @property
     def has_masks(self) -> bool:
-        """Whether training differs from prediction: a layer drops values, or is not one of Keras's own."""
+        """True if training differs from prediction: a layer drops values, or is not one of Keras's own."""
         return any(_drops(layer) for layer in self._random) or any(
             layer._expects_training_arg and not type(layer).__module__.startswith("keras.")
             for path, layer in self._layers.items()
